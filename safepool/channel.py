@@ -1,0 +1,190 @@
+"""One worker as its owner sees it: the process, the socket, the claims, the page.
+
+Does the input and output that the engine asks for and decides nothing. All
+descriptors are non-blocking at this end; what does not fit into the socket waits in
+a queue until it is writable. The page is an unnamed file, so no way of dying leaves
+anything behind.
+
+Used by the engine: made in the constructor's thread or the engine's, then the
+engine's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import tempfile
+from collections import deque
+from typing import Protocol
+
+from safepool.core import frames
+
+_READ_BYTES = 1 << 18
+_MOST_AT_ONCE = 1 << 24
+_JOIN_SMALLER = 1 << 14
+
+
+class WorkerProcess(Protocol):
+    """What the engine needs of a process; a multiprocessing BaseProcess has it."""
+
+    name: str
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def sentinel(self) -> int: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def is_alive(self) -> bool: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class WorkerSource(Protocol):
+    """Where workers come from: a launcher, behind this seam."""
+
+    def start(self, conn: socket.socket) -> WorkerProcess:
+        """Start a process that runs ``service.serve`` with its copy of ``conn``."""
+
+    def close(self) -> None:
+        """No more workers are needed; called after the last one is gone."""
+
+
+class Channel:
+    """The owner's end of one worker."""
+
+    def __init__(self, worker: int, source: WorkerSource) -> None:
+        self.worker = worker
+        self.functions: set[int] = set()
+        self.stale: list[int] = []
+        self.retiring = False
+        self.init_failed = False
+        self.open = True
+        self._out: deque[memoryview] = deque()
+        self._decoder = frames.Decoder()
+        with contextlib.ExitStack() as undo:
+            self.socket, theirs = socket.socketpair()
+            undo.callback(self.socket.close)
+            with theirs:
+                claims_out, self._claims_in = os.pipe()
+                undo.callback(os.close, self._claims_in)
+                self._claims_out = claims_out
+                undo.callback(os.close, claims_out)
+                # Both ends of ours: reading is how a claim is taken back.
+                os.set_blocking(claims_out, False)
+                os.set_blocking(self._claims_in, False)
+                page_fd = _unnamed_file()
+                try:
+                    os.ftruncate(page_fd, frames.PAGE_BYTES)
+                    self._page = mmap.mmap(page_fd, frames.PAGE_BYTES)
+                    undo.callback(self._page.close)
+                    socket.send_fds(self.socket, [b"\0"], [claims_out, page_fd])
+                finally:
+                    os.close(page_fd)
+                self.socket.setblocking(False)
+                self.process = source.start(theirs)
+            self.pid = self.process.pid or 0
+            self.sentinel = self.process.sentinel
+            undo.pop_all()
+
+    def offer(self, parts: list[bytes], numbers: list[int]) -> bool:
+        """Send frames, then the claims for them; False if not everything could be sent yet."""
+        small: list[bytes] = []
+        for part in parts:
+            if len(part) < _JOIN_SMALLER:
+                small.append(part)
+            else:
+                self._queue(small)
+                small = []
+                self._out.append(memoryview(part))
+        self._queue(small)
+        done = self.flush()
+        # Claims go out even if the data does not fit: the worker reads it once it has one.
+        self.claim(numbers)
+        return done
+
+    def _queue(self, small: list[bytes]) -> None:
+        if small:
+            self._out.append(memoryview(b"".join(small)))
+
+    def claim(self, numbers: list[int]) -> None:
+        """Put task numbers on offer. There are never so many that the pipe is full."""
+        os.write(self._claims_in, frames.claims(numbers))
+
+    def flush(self) -> bool:
+        """Send what waits, as far as it goes without waiting; True when nothing is left."""
+        while self._out and self.open:
+            data = self._out[0]
+            try:
+                sent = self.socket.send(data, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except OSError:
+                # The worker is dying; its sentinel says so, and what it had is dealt with then.
+                self._out.clear()
+                break
+            if sent < len(data):
+                self._out[0] = data[sent:]
+            else:
+                self._out.popleft()
+        return True
+
+    def read(self) -> list[frames.Frame] | None:
+        """The frames that have come; None: nothing is there now.
+
+        ``open`` turns False at the end of the stream.
+        """
+        try:
+            data = self.socket.recv(max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE)))
+        except BlockingIOError:
+            return None
+        except OSError:
+            # Reset by a worker that died with unread tasks.
+            data = b""
+        if not data:
+            self.open = False
+            return []
+        return self._decoder.feed(data)
+
+    def take_claims(self) -> list[int]:
+        """Take back all claims that the worker has not read."""
+        try:
+            data = os.read(self._claims_out, frames.PAGE_BYTES)
+        except BlockingIOError:
+            return []
+        return frames.split_claims(data)
+
+    def page(self) -> frames.Page:
+        """What the worker has committed to the page."""
+        with memoryview(self._page) as page:
+            return frames.read_page(page)
+
+    def signal(self, *, force: bool = False) -> None:
+        """Ask for the end of the worker and its tree; does not wait."""
+        try:
+            if force:
+                self.process.kill()
+            else:
+                self.process.terminate()
+        except (OSError, ValueError):
+            # Gone already, or closed by the user who got hold of it.
+            return
+
+    def close(self) -> None:
+        """Close all descriptors; the process must be dead or given up."""
+        self.open = False
+        self._out.clear()
+        self.socket.close()
+        self._page.close()
+        os.close(self._claims_in)
+        os.close(self._claims_out)
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("safepool-page")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,158 @@
+"""How owner and worker talk: one frame format, and the page that outlives a worker.
+
+A frame is a fixed header (body length, task number, job, item, kind) and a body of
+bytes. Both directions use it; what the fields mean depends on the kind:
+
+    to the worker     FUNCTION job: body          the function of a job, once per worker
+                      CALL     number: body       function, arguments, keywords
+                      MAP      number job item    a chunk; ``item`` = the first item to run
+                      STARMAP  number job item    likewise, each item is a call's arguments
+                      FORGET   job                its function is no longer needed
+    to the owner      READY                       the initializer has returned
+                      INIT_FAILED: body           it has not: an error body
+                      VALUE    number item: body  the pickle of one value
+                      VALUES   number item: body  records, one pickle each, from ``item`` on
+                      ERROR    number item: body  an error body; ends the task
+                      BY_VALUE number item: body  likewise, because a name was not found here
+
+A *claim* is a task's number in a pipe of its own. Owner and worker both read from
+that pipe; the kernel hands each claim to one of them only. So the worker knows what
+it may begin, and the owner can take back what was not begun, without any lock.
+
+A *page* is memory shared by one owner and one worker. The worker adds each value of
+a chunk to it and then moves one number on. Whenever it dies, what is committed there
+is what was finished. Pure: the engine and the worker's task loop do the input and output.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+FUNCTION: Final = 1
+CALL: Final = 2
+MAP: Final = 3
+STARMAP: Final = 4
+FORGET: Final = 5
+READY: Final = 6
+INIT_FAILED: Final = 7
+VALUE: Final = 8
+VALUES: Final = 9
+ERROR: Final = 10
+BY_VALUE: Final = 11
+
+_HEADER = struct.Struct("<QQQII")
+_LENGTH = struct.Struct("<I")
+_PAGE = struct.Struct("=QQQ")
+_CLAIM = struct.Struct("=Q")
+
+CLAIM_BYTES: Final = _CLAIM.size
+PAGE_START: Final = _PAGE.size
+PAGE_BYTES: Final = 1 << 16
+QUIT: Final = (1 << 64) - 1
+"""The claim that tells a worker to leave."""
+
+
+class Frame(NamedTuple):
+    """One message; see the table above for the meaning of the fields."""
+
+    kind: int
+    number: int
+    job: int
+    item: int
+    body: bytes
+
+
+def header(kind: int, number: int, job: int, item: int, length: int) -> bytes:
+    """The bytes that go before a body of ``length`` bytes."""
+    return _HEADER.pack(length, number, job, item, kind)
+
+
+class Decoder:
+    """Puts frames together from pieces of any size, in order."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._missing = _HEADER.size
+
+    @property
+    def missing(self) -> int:
+        """How many bytes the next frame needs at least, to choose a read size by."""
+        return self._missing
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that ``data`` completes."""
+        buffer = self._buffer
+        buffer += data
+        if len(data) < self._missing:
+            self._missing -= len(data)
+            return []
+        frames: list[Frame] = []
+        at = 0
+        size = len(buffer)
+        while True:
+            if size - at < _HEADER.size:
+                self._missing = _HEADER.size - (size - at)
+                break
+            length, number, job, item, kind = _HEADER.unpack_from(buffer, at)
+            end = at + _HEADER.size + length
+            if end > size:
+                self._missing = end - size
+                break
+            body = bytes(memoryview(buffer)[at + _HEADER.size : end])
+            frames.append(Frame(kind, number, job, item, body))
+            at = end
+        del buffer[:at]
+        return frames
+
+
+def record(data: bytes) -> bytes:
+    """One entry of a VALUES body or of a page; ``data`` is below 4 GiB."""
+    return _LENGTH.pack(len(data)) + data
+
+
+def records(body: bytes | memoryview) -> Iterator[bytes]:
+    """The entries of a VALUES body."""
+    at = 0
+    while at < len(body):
+        (length,) = _LENGTH.unpack_from(body, at)
+        at += _LENGTH.size
+        yield bytes(body[at : at + length])
+        at += length
+
+
+def claims(numbers: list[int]) -> bytes:
+    """The bytes that put these task numbers on offer."""
+    return struct.pack(f"={len(numbers)}Q", *numbers)
+
+
+def split_claims(data: bytes) -> list[int]:
+    """The task numbers in what was read from a claim pipe."""
+    return [number for (number,) in _CLAIM.iter_unpack(data)]
+
+
+class Page(NamedTuple):
+    """What a worker had finished of a chunk but perhaps not sent."""
+
+    number: int
+    item: int
+    body: bytes
+
+
+def write_page(page: memoryview, number: int, item: int) -> None:
+    """Make the page empty, for values of task ``number`` from ``item`` on."""
+    # The count of used bytes goes first: a kill between the two leaves an empty page.
+    page[0:8] = bytes(8)
+    _PAGE.pack_into(page, 0, 0, number, item)
+
+
+def commit_page(page: memoryview, used: int) -> None:
+    """Say that ``used`` bytes of records are complete."""
+    page[0:8] = _CLAIM.pack(used)
+
+
+def read_page(page: memoryview) -> Page:
+    """What is committed."""
+    used, number, item = _PAGE.unpack_from(page, 0)
+    return Page(number, item, bytes(page[PAGE_START : PAGE_START + used]))

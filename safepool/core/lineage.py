@@ -1,0 +1,63 @@
+"""Which run and which worker a process comes from.
+
+Two witnesses are handed down by every process to all that it starts:
+
+* the *mark*: the environment variable ``SAFEPOOL_RUN``. Its value is the chain of
+  ``RUN:WORKER`` from the outermost run inward; an inner run appends, never
+  replaces. Lost with ``env={}`` and under setproctitle.
+* the *tag*: one 62-bit number made of the run ID and the worker's number, kept as
+  the soft limit RLIMIT_RTTIME. The kernel hands limits down through fork and exec,
+  whatever becomes of the environment, the session or the parent; the value is
+  about 150,000 years of uninterrupted real-time work, so it limits nobody. It
+  names the innermost run only. Source: getrlimit(2), "a child process created via
+  fork(2) inherits its parent's resource limits; preserved across execve(2)".
+
+Neither is enough to signal a process: it must also have started within the run's
+life. Decides what a witness says; reads and sets nothing.
+
+Called by: the launcher, the sidecar, the worker's bootstrap, the registry.
+"""
+
+from __future__ import annotations
+
+MARK_VARIABLE = "SAFEPOOL_RUN"
+
+_TAG_BIT = 1 << 62
+_WORKER_BITS = 24
+_RUN_BITS = 62 - _WORKER_BITS
+
+HELPER = 0
+"""The worker number that sidecar and launchers carry; workers count from 1."""
+
+
+def tag_of(run_id: str, worker: int) -> int:
+    """The tag of a worker of a run; ``run_id`` is 32 hexadecimal digits."""
+    run = int(run_id, 16) & ((1 << _RUN_BITS) - 1)
+    return _TAG_BIT | run << _WORKER_BITS | worker & ((1 << _WORKER_BITS) - 1)
+
+
+def is_tag(limit: int) -> bool:
+    """Tell whether a soft limit is a tag at all (any run's)."""
+    return limit >= _TAG_BIT and limit >> 63 == 0
+
+
+def is_tag_of_run(tag: int | None, run_id: str) -> bool:
+    """Tell whether ``tag`` is that of any worker or helper of the run."""
+    return tag is not None and tag >> _WORKER_BITS == tag_of(run_id, 0) >> _WORKER_BITS
+
+
+def extend(mark: str | None, run_id: str, worker: int) -> str:
+    """The mark of a worker whose run was started in a process marked ``mark``."""
+    link = f"{run_id}:{worker}"
+    return f"{mark}/{link}" if mark else link
+
+
+def is_mark_of(mark: str | None, run_id: str, worker: int | None = None) -> bool:
+    """Tell whether a mark names the run (and the worker, if given) anywhere in its chain."""
+    if not mark:
+        return False
+    for link in mark.split("/"):
+        run, _, number = link.partition(":")
+        if run == run_id and (worker is None or number == str(worker)):
+            return True
+    return False

@@ -1,0 +1,76 @@
+"""The errors of safepool: one family, picklable, with the facts as attributes.
+
+Each class also derives from the standard exception that a program written for
+``multiprocessing`` or ``concurrent.futures`` would catch, so existing ``except``
+clauses keep working. Messages name the cause and the next step.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+
+class SafePoolError(Exception):
+    """Root of all errors that safepool raises on its own account."""
+
+
+class ProtectionError(SafePoolError, RuntimeError):
+    """The run cannot be protected: its sidecar or a launcher could not start.
+
+    Nothing of the user's code has run when this is raised from a constructor or
+    from ``start()``. The message holds the reason that the system gave.
+    """
+
+
+class ForeignPoolError(SafePoolError, RuntimeError):
+    """A pool or process object was used in a process that did not make it.
+
+    A forked copy of the owner inherits the objects but not the workers. Make a
+    new pool there.
+    """
+
+
+class PoolClosedError(SafePoolError, ValueError):
+    """The pool takes no more tasks: it was closed or terminated."""
+
+
+class PoolTerminatedError(SafePoolError, RuntimeError):
+    """The result will never come: the pool was terminated before the task ended."""
+
+
+class InitializerError(SafePoolError, RuntimeError):
+    """The pool's initializer failed too often; the pool takes no more tasks.
+
+    ``__cause__`` is the last exception of the initializer where it could be
+    brought over; ``attempts`` is how many workers tried.
+    """
+
+    def __init__(self, message: str, attempts: int = 0) -> None:
+        super().__init__(message)
+        self.attempts = attempts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.attempts)
+
+
+class TaskNotPicklableError(SafePoolError, pickle.PicklingError):
+    """The task cannot be brought to a worker: neither pickle nor cloudpickle can
+    serialise its function or its arguments. The message names which, and why."""
+
+
+class WorkerLostError(SafePoolError, RuntimeError):
+    """A worker died while it ran this task; only this task is lost.
+
+    Attributes: ``pid`` of the worker, ``exitcode`` as in
+    ``multiprocessing.Process.exitcode`` (negative: the signal's number; None:
+    unknown).
+    """
+
+    def __init__(self, message: str, pid: int = 0, exitcode: int | None = None) -> None:
+        super().__init__(message)
+        self.pid = pid
+        self.exitcode = exitcode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.pid, self.exitcode)

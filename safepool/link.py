@@ -1,0 +1,150 @@
+"""The owner's end of a launcher: start a worker, end one, close.
+
+Each call is one packet; a worker's answers come through a pipe of its own, so no
+thread of the owner stands between a worker and whoever waits for it. Safe in
+threads: a packet goes out whole, and nothing else is shared.
+
+Called by: :mod:`safepool.run`, which makes links; :mod:`safepool.process`, which uses them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from dataclasses import dataclass
+
+from safepool.core.identity import Incarnation
+from safepool.core.wire import (
+    MAX_DESCRIPTORS,
+    STATUS_SIZE,
+    Failed,
+    Started,
+    Status,
+    decode_status,
+    encode,
+)
+from safepool.errors import ProtectionError
+
+START_TIMEOUT = 300.0
+"""Seconds that a start may take: a forkserver launcher imports the user's main module first."""
+
+_SEND_TIMEOUT = 30.0
+
+
+class LauncherLostError(ProtectionError):
+    """The launcher has died; a new one is needed."""
+
+
+@dataclass(frozen=True)
+class StartedWorker:
+    """A worker that exists: its name for ever, and the pipe that tells of its end."""
+
+    number: int
+    incarnation: Incarnation
+    status_fd: int
+
+
+class LauncherLink:
+    """One launcher, seen from the owner.
+
+    ``child_pid`` is set when the launcher is a child of the owner (fork).
+    ``swept`` is set when what a killed launcher left has been ended.
+    """
+
+    def __init__(
+        self, launcher_id: int, control: socket.socket, grace: float, child_pid: int | None
+    ) -> None:
+        control.settimeout(_SEND_TIMEOUT)
+        self.launcher_id = launcher_id
+        self.control = control
+        self.grace = grace
+        self.child_pid = child_pid
+        self.incarnation: Incarnation | None = None
+        self.numbers: set[int] = set()
+        self.swept = threading.Event()
+        self.is_closed = False
+        self.is_lost = False
+
+    def start(
+        self,
+        number: int,
+        name: str,
+        *,
+        stdio: bool = False,
+        blob: int | None = None,
+        tracker: int | None = None,
+        inherited: tuple[int, ...] = (),
+    ) -> StartedWorker:
+        """Start a worker; the caller keeps its descriptors.
+
+        Raises LauncherLostError when the launcher is gone, OSError when the system
+        refused the fork, ValueError for too many descriptors.
+        """
+        numbers = [n for n in (0, 1, 2) if _is_open(n)] if stdio else []
+        optional = [fd for fd in (blob, tracker) if fd is not None]
+        if len(inherited) + 6 > MAX_DESCRIPTORS:
+            raise ValueError(
+                f"{len(inherited)} descriptors in the arguments of one process; "
+                f"at most {MAX_DESCRIPTORS - 6} can be handed over"
+            )
+        reader, writer = os.pipe()
+        try:
+            message = encode("start", number, name, numbers, blob is not None, tracker is not None)
+            try:
+                self._send(message, [writer, *numbers, *optional, *inherited])
+            finally:
+                os.close(writer)
+            status = read_status(reader, START_TIMEOUT)
+            if isinstance(status, Failed):
+                raise OSError(status.number, f"a worker cannot be started: {os.strerror(status.number)}")
+            if not isinstance(status, Started):
+                raise LauncherLostError(
+                    "the launcher died while it started a worker; see the log for what killed it"
+                )
+        except BaseException:
+            os.close(reader)
+            raise
+        self.numbers.add(number)
+        return StartedWorker(number, Incarnation(status.pid, status.start), reader)
+
+    def end(self, number: int, grace: float) -> None:
+        """Have a worker's whole tree ended; one that has ended already needs nothing."""
+        try:
+            self._send(encode("end", number, grace), [])
+        except LauncherLostError:
+            return  # its workers died with it, and their strays are swept
+
+    def close(self) -> None:
+        """Let the launcher end all that is left, and leave. May be called again."""
+        self.is_closed = True
+        self.control.close()
+
+    def _send(self, message: bytes, fds: list[int]) -> None:
+        try:
+            socket.send_fds(self.control, [message], fds)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise LauncherLostError(f"the launcher is gone: {error}") from error
+        except OSError as error:
+            if self.is_closed or self.control.fileno() < 0:
+                raise LauncherLostError("the launcher was closed") from error
+            raise
+
+
+def read_status(fd: int, timeout: float | None) -> Status | None:
+    """Read one status record; None when none came in ``timeout`` seconds, or never will."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if not poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
+        return None
+    data = os.read(fd, STATUS_SIZE)
+    return decode_status(data) if data else None
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""How a launcher and the sidecar wait: one poll, deaf to all signals but SIGCHLD.
+
+Both are single-threaded, start processes by fork, and must go on whatever a
+terminal or a stranger sends them. So every signal that can be blocked is blocked;
+SIGCHLD alone gets through, as a byte in the wake-up pipe. Nothing is changed that a
+worker could not get back: :meth:`ChildLoop.leave_in_child` restores handler, mask
+and wake-up descriptor in a freshly forked child.
+
+Called by: the launcher and the sidecar, once each.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import NoReturn
+
+from safepool.core.wire import MAX_DESCRIPTORS, MAX_MESSAGE
+
+_MAX_WAIT = 3600.0
+
+
+def _nothing(signum: int, frame: FrameType | None) -> None:
+    """Let SIGCHLD reach the wake-up pipe; a handler must exist for that."""
+
+
+class ChildLoop:
+    """Waits for descriptors, deadlines and children; made in the process that waits."""
+
+    def __init__(self, worker_mask: Iterable[int] | None = None) -> None:
+        """Block signals and arm SIGCHLD.
+
+        ``worker_mask`` is the signal mask that children get back; None: the one in
+        force now. Needs the main thread (after fork, the only thread is that).
+        """
+        everything = set(signal.valid_signals())
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+        self._worker_mask = set(before if worker_mask is None else worker_mask)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._old_handler = signal.signal(signal.SIGCHLD, _nothing)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._listening = everything - {signal.SIGCHLD}
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._listening)
+
+    def wait(self, fds: Iterable[int], until: float | None) -> set[int]:
+        """Return the descriptors that are ready, at the latest at ``until`` (monotonic)."""
+        poll = select.poll()
+        poll.register(self._reader, select.POLLIN)
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        timeout = _MAX_WAIT if until is None else min(until - time.monotonic(), _MAX_WAIT)
+        ready = {fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)}
+        if self._reader in ready:
+            ready.discard(self._reader)
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self._reader, 4096):
+                    pass
+        return ready
+
+    def fork(self) -> int:
+        """Fork with every signal blocked in the child until it has left the loop."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+        pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._listening)
+        return pid
+
+    def leave_in_child(self) -> None:
+        """Give a forked child back the handler, wake-up descriptor and mask of before."""
+        signal.set_wakeup_fd(-1)
+        old = self._old_handler
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if old is None else old)
+        os.close(self._reader)
+        os.close(self._writer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._worker_mask)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
+    """Read one packet and its descriptors, close-on-exec; None when there is none now.
+
+    No data means that the other end is gone. Not ``socket.recv_fds``: up to
+    CPython 3.13 it ignores its flags, so it would block, and hand every
+    descriptor to whatever is exec'd next.
+    """
+    numbers = array.array("i")
+    room = socket.CMSG_LEN(MAX_DESCRIPTORS * numbers.itemsize)
+    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    try:
+        data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, room, flags)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b"", []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    return data, list(numbers)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Reap every dead child; return (pid, exit code) of each, negative for a signal."""
+    dead: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return dead
+        if pid == 0:
+            return dead
+        dead.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+def end_with(main: Callable[[], object]) -> NoReturn:
+    """Run ``main`` and end this process at once, 0 for a return, 1 for an error.
+
+    A forked process must never go on in its parent's code. An error is a defect of
+    ours: it is written to stderr, past the locks of Python's own file objects.
+    """
+    code = 1
+    try:
+        main()
+        code = 0
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.write(2, traceback.format_exc().encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(code)

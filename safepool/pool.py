@@ -1,0 +1,335 @@
+"""SafePool: the face of the engine, with the methods of ``multiprocessing.Pool``.
+
+Checks arguments, turns them into jobs, and hands back results. Everything that waits
+or decides is elsewhere: the engine's thread moves tasks, the ledger knows where they
+are, a launcher behind the context's worker source owns the processes.
+
+Dropping a pool ends it, with the warning that multiprocessing gives; so does the
+interpreter's exit. A forked copy of the owner gets ForeignPoolError from every method.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from multiprocessing.pool import CLOSE, INIT, RUN, TERMINATE  # type: ignore[attr-defined]
+from types import TracebackType
+from typing import Any, NoReturn
+
+from safepool import payload, service
+from safepool.core import frames
+from safepool.core.policy import DEFAULT_GRACE, checked_grace
+from safepool.engine import Chunk, Engine, Job
+from safepool.errors import PoolClosedError
+from safepool.feeder import feed_in_background, fill
+from safepool.results import (
+    AsyncResult,
+    IMapIterator,
+    IMapUnorderedIterator,
+    MapResult,
+    Stream,
+    check_owner,
+)
+
+_Callback = Callable[[Any], object] | None
+
+_LEAST_WINDOW = 256
+"""Items of an imap that may be read ahead of the consumer, if not more are needed to keep
+all workers at work."""
+
+
+class SafePool:
+    """A pool of worker processes that are gone when their owner is.
+
+    Args:
+        processes: number of workers, at least 1; by default the number of CPUs that
+            this process may use.
+        initializer: called with ``initargs`` in each worker before its first task. If
+            it keeps failing, the pool gives up with InitializerError.
+        maxtasksperchild: tasks (calls or chunks) after which a worker is replaced.
+        context: a context of safepool or multiprocessing; decides the start method.
+        grace: seconds between the polite and the forced end of a worker's processes.
+
+    Raises:
+        ValueError, TypeError: an argument makes no sense.
+        ProtectionError: the workers could not be protected; nothing was started.
+
+    Example::
+
+        with SafePool(4) as pool:
+            print(pool.map(len, ["a", "bb"]))
+    """
+
+    def __init__(
+        self,
+        processes: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: Iterable[Any] = (),
+        maxtasksperchild: int | None = None,
+        context: Any = None,
+        *,
+        grace: float = DEFAULT_GRACE,
+    ) -> None:
+        # First of all: __del__ needs them whatever is raised below.
+        self._state = INIT
+        self._owner = os.getpid()
+        if processes is None:
+            processes = _usable_cpus()
+        if processes < 1:
+            raise ValueError("Number of processes must be at least 1")
+        if maxtasksperchild is not None and (
+            not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
+        ):
+            raise ValueError("maxtasksperchild must be a positive int or None")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        grace = checked_grace(grace)
+        self._ctx = _safe_context(context)
+        self._processes = processes
+        self._by_value = not payload.main_is_importable(self._ctx.get_start_method())
+        source = self._ctx.worker_source(
+            target=service.serve,
+            args=(initializer, tuple(initargs), self._by_value),
+            grace=grace,
+        )
+        self._engine = Engine(source, processes, maxtasksperchild, grace)
+        self._engine.start()
+        self._state = RUN
+
+    @property
+    def _pool(self) -> list[Any]:
+        """The workers' processes, as multiprocessing has it."""
+        return self._engine.processes
+
+    def __repr__(self) -> str:
+        cls = type(self)
+        size = len(self._pool) if hasattr(self, "_engine") else 0
+        return f"<{cls.__module__}.{cls.__qualname__} state={self._state} pool_size={size}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise NotImplementedError(
+            "pool objects cannot be passed between processes or pickled; "
+            "a task can make a pool of its own"
+        )
+
+    def __del__(
+        self,
+        _warn: Callable[..., None] = warnings.warn,
+        _pid: Callable[[], int] = os.getpid,
+        _running: str = RUN,
+    ) -> None:
+        # The defaults are there because module globals may be gone at the interpreter's exit.
+        if self._owner != _pid() or not hasattr(self, "_engine"):
+            return
+        if self._state == _running:
+            _warn(
+                f"unclosed running multiprocessing pool {self!r}",
+                ResourceWarning,
+                source=self,
+            )
+            self._engine.stop()
+
+    def apply(
+        self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: Mapping[str, Any] = {}
+    ) -> Any:
+        """Run ``func(*args, **kwds)`` in a worker and return what it returns."""
+        return self.apply_async(func, args, kwds).get()
+
+    def apply_async(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] = (),
+        kwds: Mapping[str, Any] = {},
+        callback: _Callback = None,
+        error_callback: _Callback = None,
+    ) -> AsyncResult:
+        """Begin ``func(*args, **kwds)`` in a worker; one of the callbacks gets the outcome.
+
+        Callbacks run in the pool's thread: make them short. What cannot be pickled
+        is an error of the result (TaskNotPicklableError).
+        """
+        self._check_running()
+        result = AsyncResult(self, callback, error_callback)
+        job = Job(result, frames.CALL, func, b"")
+        try:
+            body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
+        except Exception as error:
+            self._engine.refuse(result, error)
+            return result
+        again = not self._by_value and payload.names_main(body)
+        self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if again else None))
+        return result
+
+    def map(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+    ) -> list[Any]:
+        """Run ``func(item)`` for every item and return the results in order."""
+        result: list[Any] = self._map_async(frames.MAP, func, iterable, chunksize, None, None).get()
+        return result
+
+    def starmap(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+    ) -> list[Any]:
+        """Run ``func(*item)`` for every item and return the results in order."""
+        result: list[Any] = self._map_async(
+            frames.STARMAP, func, iterable, chunksize, None, None
+        ).get()
+        return result
+
+    def map_async(
+        self,
+        func: Callable[[Any], Any],
+        iterable: Iterable[Any],
+        chunksize: int | None = None,
+        callback: _Callback = None,
+        error_callback: _Callback = None,
+    ) -> MapResult:
+        """Begin a ``map``; one of the callbacks gets the list or the first error."""
+        return self._map_async(frames.MAP, func, iterable, chunksize, callback, error_callback)
+
+    def starmap_async(
+        self,
+        func: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        chunksize: int | None = None,
+        callback: _Callback = None,
+        error_callback: _Callback = None,
+    ) -> MapResult:
+        """Begin a ``starmap``; one of the callbacks gets the list or the first error."""
+        return self._map_async(frames.STARMAP, func, iterable, chunksize, callback, error_callback)
+
+    def imap(
+        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
+    ) -> IMapIterator:
+        """Iterate over ``func(item)`` in order, while the input is read little by little.
+
+        The input is read in a thread of the pool, up to 256 items ahead of the consumer
+        (more if chunks need it), and to its end once the pool is closed.
+        """
+        return IMapIterator(self, self._stream(func, iterable, chunksize, ordered=True))
+
+    def imap_unordered(
+        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
+    ) -> IMapUnorderedIterator:
+        """Like ``imap``, with each result as soon as it is there."""
+        return IMapUnorderedIterator(self, self._stream(func, iterable, chunksize, ordered=False))
+
+    def close(self) -> None:
+        """Take no more tasks; workers leave when all tasks are done."""
+        check_owner(self._owner)
+        if self._state == RUN:
+            self._state = CLOSE
+            self._engine.close()
+
+    def terminate(self) -> None:
+        """End all workers and what they started, now; results that are not there never come.
+
+        Waits for that, at most the grace and a few seconds. May be called from
+        any thread, from a callback (then it does not wait), and again.
+        """
+        check_owner(self._owner)
+        self._state = TERMINATE
+        self._engine.terminate()
+
+    def join(self) -> None:
+        """Wait until all workers have left; ``close`` or ``terminate`` must come first."""
+        check_owner(self._owner)
+        if self._state == RUN:
+            raise ValueError("Pool is still running")
+        if self._state not in (CLOSE, TERMINATE):
+            raise ValueError("In unknown state")
+        self._engine.join()
+
+    def __enter__(self) -> SafePool:
+        self._check_running()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        self.terminate()
+
+    def _check_running(self) -> None:
+        check_owner(self._owner)
+        self._engine.check()
+        if self._state != RUN:
+            raise PoolClosedError("Pool not running")
+
+    def _map_async(
+        self,
+        kind: int,
+        func: Callable[..., Any],
+        iterable: Iterable[Any],
+        chunksize: int | None,
+        callback: _Callback,
+        error_callback: _Callback,
+    ) -> MapResult:
+        self._check_running()
+        items: Any = iterable if hasattr(iterable, "__len__") else list(iterable)
+        length = len(items)
+        if chunksize is None:
+            chunksize = max(1, -(-length // (self._processes * 4)))
+        elif chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        result = MapResult(self, chunksize, length, callback, error_callback)
+        if not length:
+            return result
+        try:
+            body = payload.dumps_function(func, by_value=self._by_value)
+            iterator = iter(items)
+        except Exception as error:
+            self._engine.refuse(result, error)
+            return result
+        job = Job(result, kind, func, body)
+        self._engine.open(job)
+        fill(self._engine, job, iterator, chunksize, by_value=self._by_value)
+        return result
+
+    def _stream(
+        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, *, ordered: bool
+    ) -> Stream:
+        self._check_running()
+        if chunksize < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        window = max(_LEAST_WINDOW, 4 * self._processes * chunksize)
+        stream = Stream(window, ordered=ordered)
+        try:
+            body = payload.dumps_function(func, by_value=self._by_value)
+            iterator = iter(iterable)
+        except Exception as error:
+            stream.fail(error, tell=True)
+            return stream
+        job = Job(stream, frames.MAP, func, body)
+        self._engine.open(job)
+        feed_in_background(
+            self._engine, job, stream, iterator, chunksize, by_value=self._by_value
+        )
+        return stream
+
+
+def _usable_cpus() -> int:
+    count: Callable[[], int | None] | None = getattr(os, "process_cpu_count", None)
+    if count is not None:
+        return count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+def _safe_context(context: Any) -> Any:
+    """The context of safepool for what the user gave: one of ours, multiprocessing's, or None."""
+    if hasattr(context, "worker_source"):
+        return context
+    from safepool.context import get_context
+
+    return get_context(None if context is None else context.get_start_method())

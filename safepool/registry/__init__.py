@@ -1,0 +1,33 @@
+"""The registry: the files that tell later processes about the runs of one user.
+
+Everything lies flat in one private directory (:mod:`~safepool.registry.place`);
+a run owns the names that begin with its ID::
+
+    ID.run    the record, written whole and renamed into place
+    ID.lock   locked by the owner while it lives, afterwards by the run's sweeper
+    ID.m.…    one empty file per sidecar, launcher and worker; the name says all
+    ID.log    what was ended and why; it stays when the run is retired
+
+The owner creates (:class:`RunFiles`) and gets a ProtectionError if it cannot; the
+sidecar and launchers attach and get errors returned, since no I/O may stop a sweep.
+A later process looks (:func:`scan`, :func:`dead_runs`), claims, and only then acts.
+What cannot be read is left where it is and reported, never deleted.
+"""
+
+from __future__ import annotations
+
+from safepool.registry.files import RunFiles, prune
+from safepool.registry.look import DeadRun, FoundRun, ProcessSource, dead_runs, here, scan
+from safepool.registry.place import directory
+
+__all__ = [
+    "DeadRun",
+    "FoundRun",
+    "ProcessSource",
+    "RunFiles",
+    "dead_runs",
+    "directory",
+    "here",
+    "prune",
+    "scan",
+]

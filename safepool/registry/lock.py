@@ -1,0 +1,117 @@
+"""The lock of a run: a witness that somebody looks after it.
+
+The owner holds it while it lives; after its death whoever sweeps the run. It is a
+POSIX record lock: a forked child does not inherit it, whatever descriptors it keeps,
+and the kernel frees it when its holder ends or execs. There are two prices:
+
+* **Closing any descriptor of the file drops the lock of the whole process.** So
+  nothing but this module opens the file, and :func:`is_held` never opens it in a
+  process that holds it.
+* It does not hold between threads of one process; the table below does that.
+
+Called by: the other modules of the registry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import sys
+
+# The locks of this process: run ID -> pid that took it. A fork copies the table, not the locks.
+_held: dict[str, int] = {}
+
+
+class RunLock:
+    """The lock of one run, held or not, as one process sees it."""
+
+    def __init__(self, path: str, run_id: str) -> None:
+        self._path = path
+        self._run_id = run_id
+        self._fd = -1
+        self._taken_by = 0
+
+    def create(self) -> None:
+        """Make the file and lock it; FileExistsError if there is one, OSError otherwise."""
+        # The sticky bit asks tidy-up programs to leave a file alone however old it gets (XDG
+        # base directory specification); on a plain file it means nothing else.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(self._path, flags, 0o1600)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            os.unlink(self._path)
+            raise
+        self._keep(fd)
+
+    def take(self) -> bool:
+        """Lock the existing file if nobody has; False also if it is missing."""
+        if holds(self._run_id):
+            return self._fd >= 0 and self._taken_by == os.getpid()
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return False
+        self._keep(fd)
+        return True
+
+    def release(self) -> None:
+        """Let go, if this process has it. A forked copy only forgets; the descriptor stays open."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0 and self._taken_by == os.getpid():
+            _held.pop(self._run_id, None)
+            os.close(fd)
+
+    def _keep(self, fd: int) -> None:
+        self._fd = fd
+        self._taken_by = os.getpid()
+        _held[self._run_id] = self._taken_by
+
+
+def holds(run_id: str) -> bool:
+    """Tell whether this very process holds the lock of the run."""
+    return _held.get(run_id) == os.getpid()
+
+
+def is_held(directory_fd: int, name: str, run_id: str) -> bool | None:
+    """Tell whether any process holds the lock; None if that cannot be told.
+
+    ``name`` is that of the lock file in the directory. A missing file is None: what
+    was removed may still be locked.
+    """
+    if holds(run_id):
+        return True
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    except OSError:
+        return None
+    try:
+        return _ask(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _ask(fd: int) -> bool:
+    """Tell whether another process has locked the file."""
+    if sys.platform == "linux" and sys.maxsize > 2**32:
+        # F_GETLK takes no lock itself, so any number of readers may ask at once. The layout is
+        # that of struct flock on every 64-bit Linux: fcntl(2).
+        layout = "hhqqi4x"
+        question = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, question)
+        return bool(struct.unpack(layout, answer)[0] != fcntl.F_UNLCK)
+    # Elsewhere a trial; two that try at once may each take the other for a holder, which spares.
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    return False

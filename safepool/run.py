@@ -1,0 +1,323 @@
+"""The owner's side of a run: its record, its sidecar, its launchers.
+
+One run per process, made at first use; a forked copy of the owner begins without
+one. Order, so that protection stands before the first worker: record (with its
+lock), then for fork the launcher, which watches from its first instruction, and the
+sidecar beside it; for spawn and forkserver the sidecar, which has said "armed", then
+the launcher.
+
+One monitor thread hears the sidecar and sees launchers end. It logs what they tell
+(logger ``safepool``), and replaces a sidecar that was killed. It is started with
+``_thread``, since it is no thread of the program's: nobody should find it in
+``threading.enumerate()`` or wait for it.
+
+Safe in threads. Not for signal handlers. After a fork the child's first use makes a
+new run.
+
+Called by: :mod:`safepool.process`, :mod:`safepool.context`, :mod:`safepool.pool`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing import process as mp_process
+from multiprocessing import util
+from typing import NoReturn
+
+from safepool import launcher, loop, registry
+from safepool.bootstrap import Parentage, StartRequest, run_process, set_tag
+from safepool.core.identity import Incarnation
+from safepool.core.lineage import HELPER, MARK_VARIABLE, tag_of
+from safepool.core.policy import DEFAULT_GRACE
+from safepool.core.record import RunRecord
+from safepool.errors import ProtectionError
+from safepool.host import prctl
+from safepool.host.linux import LinuxHost
+from safepool.link import LauncherLink
+from safepool.monitor import Monitor
+from safepool.preload import gather_settings, write_settings
+
+logger = logging.getLogger("safepool")
+
+PROTECTION_VARIABLE = "SAFEPOOL_PROTECTION"
+"""Set to "warn", a sidecar that cannot start is a warning instead of an error."""
+
+ARM_TIMEOUT = 30.0
+"""Seconds that a sidecar may take to say that it watches."""
+
+_RETIRE_TIMEOUT = 3.0
+_SWEPT_MARGIN = 2.0
+
+MakeProcess = Callable[[StartRequest], mp_process.BaseProcess]
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What protects a run at this moment.
+
+    ``sidecar``, ``launcher``: these processes watch the owner. ``reason``: why
+    something is missing, "" when nothing is.
+    """
+
+    sidecar: bool
+    launcher: bool
+    reason: str = ""
+
+
+class Run:
+    """Everything that belongs to this owner process."""
+
+    def __init__(self) -> None:
+        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+            raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
+        host = LinuxHost()
+        owner = host.incarnation(os.getpid())
+        if owner is None:
+            raise ProtectionError("/proc does not show this process; is it mounted?")
+        self.run_id = os.urandom(16).hex()
+        self.mark = os.environ.get(MARK_VARIABLE, "")
+        self.owner = owner
+        self.began = _ticks()
+        self.files = self._write_record(host)
+        try:
+            self.pidfd = os.pidfd_open(owner.pid)
+            self.reports, self.reporters = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        except OSError as error:
+            self.files.retire()
+            raise ProtectionError(f"the run cannot be watched: {error}") from error
+        self._numbers = itertools.count(1)
+        self._launcher_ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._shared: dict[str, LauncherLink] = {}
+        self.monitor = Monitor(self)
+        self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
+
+    def _write_record(self, host: LinuxHost) -> registry.RunFiles:
+        here = registry.here(host)
+        record = RunRecord(
+            run_id=self.run_id,
+            lineage=self.mark,
+            host=here.host,
+            boot_id=here.boot_id,
+            pid_namespace=here.pid_namespace,
+            uid=here.uid,
+            owner=self.owner,
+            argv=tuple(sys.argv),
+            cwd=_cwd(),
+            started_ticks=self.began,
+            started_wall=time.time(),
+            grace=DEFAULT_GRACE,
+        )
+        return registry.RunFiles.create(registry.directory(), record)
+
+    # -- protection ----------------------------------------------------------------------
+
+    def protect(self, *, wait: bool) -> None:
+        """See to it that a sidecar runs; with ``wait``, that it has said it watches.
+
+        Raises ProtectionError with the reason.
+        """
+        with self._lock:
+            self.monitor.ensure_sidecar()
+        if wait and not self.monitor.armed.wait(ARM_TIMEOUT):
+            self.monitor.fail(f"the sidecar did not answer within {ARM_TIMEOUT:g} s")
+        self.check()
+
+    def check(self) -> None:
+        """Raise ProtectionError if the run is known to be unprotected."""
+        reason = self.monitor.failure
+        if reason and not tolerates_degraded():
+            raise ProtectionError(reason)
+
+    @property
+    def protection(self) -> Protection:
+        """What protects the run now."""
+        reason = self.monitor.failure
+        return Protection(sidecar=not reason, launcher=True, reason=reason)
+
+    # -- launchers -----------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        """A worker number that no other worker of the run has."""
+        return next(self._numbers)
+
+    def fork_launcher(
+        self, make: MakeProcess, *, grace: float, one_shot: bool = False
+    ) -> LauncherLink:
+        """Fork a launcher whose workers see the owner as it is now."""
+        launcher_id = next(self._launcher_ids)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        config = launcher.LauncherConfig(
+            launcher_id, self.run_id, self.mark, grace, one_shot=one_shot
+        )
+        pidfd = os.dup(self.pidfd)
+        reporters = self.reporters.dup()
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with self.monitor.quiet:
+                pid = _fork()
+            if pid == 0:
+                ours.close()
+                _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+            theirs.close()
+            reporters.close()
+            os.close(pidfd)
+        link = LauncherLink(launcher_id, ours, grace, pid)
+        link.incarnation = LinuxHost().incarnation(pid) or Incarnation(pid, 0)
+        self.monitor.watch(link)
+        try:
+            self.protect(wait=False)
+        except BaseException:
+            self.monitor.release(link)
+            raise
+        self.monitor.attach(link)
+        return link
+
+    def sidecar_launcher(
+        self, method: str, *, grace: float, idle_after: float | None = None
+    ) -> LauncherLink:
+        """Have the sidecar fork a launcher for spawn or forkserver."""
+        self.protect(wait=True)
+        launcher_id = next(self._launcher_ids)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        blob = write_settings(gather_settings(method, idle_after))
+        try:
+            link = LauncherLink(launcher_id, ours, grace, None)
+            self.monitor.watch(link)
+            self.monitor.launch(link, method, theirs.fileno(), blob)
+        finally:
+            theirs.close()
+            os.close(blob)
+        return link
+
+    def shared_launcher(self, method: str) -> LauncherLink:
+        """The launcher for bare processes; it leaves by itself when it has none."""
+        with self._lock:
+            link = self._shared.get(method)
+        if link is None or link.is_lost or link.is_closed:
+            link = self.sidecar_launcher(method, grace=DEFAULT_GRACE, idle_after=_SHARED_IDLE)
+            with self._lock:
+                self._shared[method] = link
+        return link
+
+    def wait_until_swept(self, link: LauncherLink) -> None:
+        """Wait, within bounds, until what a killed launcher left is gone."""
+        link.swept.wait(link.grace + _SWEPT_MARGIN)
+
+    # -- the end -------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """End the run in order: close the launchers, dismiss the sidecar, wait for it."""
+        global _current
+        if os.getpid() != self.owner.pid:
+            return
+        with _lock:
+            if _current is self:
+                _current = None
+        self.monitor.shut_down(_RETIRE_TIMEOUT)
+        self.files.close()
+        self.reports.close()
+        self.reporters.close()
+        os.close(self.pidfd)
+
+    def forget(self) -> None:
+        """In a forked child: let go of all that is the owner's, and touch nothing."""
+        self.monitor.forget()
+        self.finalizer.cancel()
+        self.files.close()
+        self.reports.close()
+        self.reporters.close()
+        os.close(self.pidfd)
+
+
+_SHARED_IDLE = 0.5
+"""Seconds that the launcher for bare processes stays without one."""
+
+_current: Run | None = None
+_lock = threading.Lock()
+
+
+def current() -> Run:
+    """The run of this process, made at first use. Raises ProtectionError."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = Run()
+        return _current
+
+
+def _forget_in_child() -> None:
+    global _current, _lock
+    _lock = threading.Lock()
+    run, _current = _current, None
+    if run is not None:
+        run.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def tolerates_degraded() -> bool:
+    """Did the user ask for a warning instead of an error?"""
+    return os.environ.get(PROTECTION_VARIABLE, "require") == "warn"
+
+
+def _ticks() -> int:
+    """Now, in the unit of process start times: clock ticks since boot (proc(5))."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""  # the folder was removed; the record is for people
+
+
+def _fork() -> int:
+    """Fork without the warning about threads when all other threads are safepool's own.
+
+    CPython 3.12 warns about every other thread. Ours are known to hold no lock that
+    a launcher needs; the user's are worth the warning.
+    """
+    me = threading.current_thread()
+    others = [t for t in threading.enumerate() if t is not me and not t.name.startswith("safepool")]
+    if others:
+        return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _be_launcher(
+    config: launcher.LauncherConfig,
+    control: socket.socket,
+    reporters: socket.socket,
+    pidfd: int,
+    make: MakeProcess,
+    owner_mask: Iterable[int],
+) -> NoReturn:
+    """In the fork: be the launcher, whatever happens; never return into the owner's code."""
+
+    def be_worker(request: StartRequest, parentage: Parentage) -> NoReturn:
+        run_process(make(request), os.dup(parentage.owner_pidfd))
+
+    def be_launcher() -> None:
+        children = loop.ChildLoop(worker_mask=owner_mask)
+        set_tag(tag_of(config.run_id, HELPER))
+        prctl.set_name("safepool-launch")
+        launcher.serve(config, control, reporters, pidfd, be_worker, children)
+
+    loop.end_with(be_launcher)

@@ -1,0 +1,384 @@
+"""What a pool's worker does: take tasks from its owner, run them, answer.
+
+One thread, one socket, one pipe of claims, one page (see core.frames). A task is
+begun only after its claim was read: from then on it is this worker's alone. Every
+way out of a task is an answer: a value, any exception, a value that cannot be
+pickled. Values of a chunk go to the page as they come and to the socket at its end;
+a single call's answer is sent at once.
+
+Ctrl-C goes to the whole foreground group. Workers ignore it except inside a task,
+where it raises KeyboardInterrupt as in any program; nothing is printed. The handler
+is a Python one, so that programs started by a task get the default action.
+
+Called by: the process that a WorkerSource starts. A normal return lets
+multiprocessing run its exit functions.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from safepool import payload
+from safepool.core import frames
+
+_READ_BYTES = 1 << 18
+_MOST_AT_ONCE = 1 << 24
+
+
+def serve(
+    conn: socket.socket,
+    initializer: Callable[..., object] | None = None,
+    initargs: tuple[Any, ...] = (),
+    by_value: bool = False,  # noqa: FBT001, FBT002 - travels in a tuple of arguments
+) -> None:
+    """Be a worker: run the initializer, then tasks until the owner says so or is gone.
+
+    ``by_value``: the owner's main module cannot be imported here. Raises nothing that
+    a task or the initializer raises. Call it in the main thread.
+    """
+    interrupts = _Interrupts()
+    reset_signals(interrupts)
+    try:
+        _message, fds, _flags, _address = socket.recv_fds(conn, 1, 2)
+        if len(fds) < 2:
+            return
+        claims, page_fd = fds
+        page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
+        os.close(page_fd)
+        service = _Service(conn, claims, page, interrupts, by_value=by_value)
+        if initializer is not None:
+            try:
+                initializer(*initargs)
+            except BaseException as error:
+                body = _error_body(error, by_value=by_value)
+                service.send(frames.INIT_FAILED, 0, 0, body)
+                return
+        service.send(frames.READY, 0, 0, b"")
+        service.run()
+    except (EOFError, OSError):
+        # The owner is gone, or a task closed our descriptors: there is nobody to tell.
+        return
+
+
+class _Interrupts:
+    """SIGINT's handler: raises only while a task runs, and once per task."""
+
+    def __init__(self) -> None:
+        self.in_task = False
+
+    def __call__(self, _signal: int, _frame: object) -> None:
+        if self.in_task:
+            self.in_task = False
+            raise KeyboardInterrupt
+
+
+def reset_signals(interrupts: Callable[[int, Any], None]) -> None:
+    """Take away what the owner's own handlers would do here, and let signals in again.
+
+    What the owner ignores stays ignored, as it does in any program that it starts.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, interrupts)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+class _Task:
+    """A task as it came; ``item`` is the first item to run."""
+
+    __slots__ = ("body", "item", "job", "kind")
+
+    def __init__(self, frame: frames.Frame) -> None:
+        self.kind = frame.kind
+        self.job = frame.job
+        self.item = frame.item
+        self.body = frame.body
+
+
+class _Service:
+    """One worker at work."""
+
+    def __init__(
+        self,
+        conn: socket.socket,
+        claims: int,
+        page: memoryview,
+        interrupts: _Interrupts,
+        *,
+        by_value: bool,
+    ) -> None:
+        self._conn = conn
+        self._claims = claims
+        self._page = page
+        self._interrupts = interrupts
+        self._by_value = by_value
+        self._decoder = frames.Decoder()
+        self._tasks: dict[int, _Task] = {}
+        self._functions: dict[int, bytes] = {}
+        self._loaded: dict[int, Any] = {}
+        self._poll = select.poll()
+        self._poll.register(claims, select.POLLIN)
+        self._poll.register(conn, select.POLLIN)
+        self._pid = os.getpid()
+        self._dumps = payload.dumps if by_value else payload.dumps_plain
+
+    def run(self) -> None:
+        """Do tasks until the owner says QUIT; EOFError or OSError when it is gone."""
+        while True:
+            number = self._next_claim()
+            if number == frames.QUIT:
+                return
+            while number not in self._tasks:
+                self._read()
+            for other in [other for other in self._tasks if other < number]:
+                # Claims come in order: this one was taken back and never will be ours.
+                del self._tasks[other]
+            task = self._tasks.pop(number)
+            if task.kind == frames.CALL:
+                self._do_call(number, task)
+            else:
+                self._do_chunk(number, task)
+
+    def send(self, kind: int, number: int, item: int, body: bytes) -> None:
+        """Send one frame; waits while the owner is busy."""
+        head = frames.header(kind, number, 0, item, len(body))
+        if len(body) < _READ_BYTES:
+            self._conn.sendall(head + body, socket.MSG_NOSIGNAL)
+        else:
+            self._conn.sendall(head, socket.MSG_NOSIGNAL)
+            self._conn.sendall(body, socket.MSG_NOSIGNAL)
+
+    def _next_claim(self) -> int:
+        while True:
+            try:
+                data = os.read(self._claims, frames.CLAIM_BYTES)
+            except BlockingIOError:
+                for fd, _event in self._poll.poll():
+                    if fd != self._claims:
+                        self._read()
+                continue
+            if not data:
+                raise EOFError
+            return frames.split_claims(data)[0]
+
+    def _read(self) -> None:
+        """Take in what the owner has sent; waits if that is nothing."""
+        data = self._conn.recv(max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE)))
+        if not data:
+            raise EOFError
+        for frame in self._decoder.feed(data):
+            if frame.kind == frames.FUNCTION:
+                self._functions[frame.job] = frame.body
+                self._loaded.pop(frame.job, None)
+            elif frame.kind == frames.FORGET:
+                self._functions.pop(frame.job, None)
+                self._loaded.pop(frame.job, None)
+            else:
+                self._tasks[frame.number] = _Task(frame)
+
+    def _do_call(self, number: int, task: _Task) -> None:
+        """Run one call and answer, whatever it does."""
+        try:
+            function, args, kwds = self._user(payload.loads, (task.body,), {})
+        except BaseException as error:
+            self._not_loaded(number, 0, error)
+            return
+        try:
+            value = self._user(function, args, kwds)
+        except BaseException as error:
+            self._fail(number, 0, error)
+            return
+        data = self._packed(number, 0, value)
+        if data is not None:
+            self.send(frames.VALUE, number, 0, data)
+
+    def _do_chunk(self, number: int, task: _Task) -> None:
+        """Run the items of a chunk up to the first error, as multiprocessing does."""
+        try:
+            function, items = self._user(self._load_chunk, (task,), {})
+        except BaseException as error:
+            self._not_loaded(number, task.item, error)
+            return
+        star = task.kind == frames.STARMAP
+        if len(items) == 1:
+            self._do_item(number, function, items[0] if star else (items[0],))
+            return
+        page = _PageWriter(self, self._page, number, task.item)
+        for place in range(task.item, len(items)):
+            try:
+                value = self._user(function, items[place] if star else (items[place],), {})
+            except BaseException as error:
+                page.flush()
+                self._fail(number, place, error)
+                return
+            data = self._packed(number, place, value, page)
+            if data is None:
+                return
+            page.add(data)
+        page.flush()
+
+    def _do_item(self, number: int, function: Any, args: Any) -> None:
+        """A chunk of one item needs no page."""
+        try:
+            value = self._user(function, args, {})
+        except BaseException as error:
+            self._fail(number, 0, error)
+            return
+        data = self._packed(number, 0, value)
+        if data is not None:
+            self.send(frames.VALUE, number, 0, data)
+
+    def _load_chunk(self, task: _Task) -> tuple[Any, tuple[Any, ...]]:
+        try:
+            function = self._loaded[task.job]
+        except KeyError:
+            function = self._loaded[task.job] = payload.loads(self._functions[task.job])
+        return function, payload.loads(task.body)
+
+    def _user(self, function: Any, args: Any, kwds: Any) -> Any:
+        """Call the user's code: the only place where Ctrl-C is let in."""
+        self._interrupts.in_task = True
+        try:
+            return function(*args, **kwds)
+        finally:
+            self._interrupts.in_task = False
+            if os.getpid() != self._pid:
+                _leave_copy()
+
+    def _packed(
+        self, number: int, item: int, value: Any, page: _PageWriter | None = None
+    ) -> bytes | None:
+        """The pickle of a value; None if the task was ended with an error instead."""
+        try:
+            return self._dumps(value)
+        except Exception as reason:
+            from multiprocessing.pool import MaybeEncodingError
+
+            if page is not None:
+                page.flush()
+            error = MaybeEncodingError(reason, _Shown(value))
+            shown = repr(error)
+            self.send(
+                frames.ERROR, number, item, pickle.dumps((payload.dumps_plain(error), shown, ""))
+            )
+            return None
+
+    def _fail(self, number: int, item: int, error: BaseException) -> None:
+        self.send(frames.ERROR, number, item, _error_body(error, by_value=self._by_value))
+
+    def _not_loaded(self, number: int, item: int, error: BaseException) -> None:
+        """Answer for a task that cannot be read; a missing name may be had by value."""
+        kind = frames.BY_VALUE if isinstance(error, (AttributeError, ImportError)) else frames.ERROR
+        self.send(kind, number, item, _error_body(error, by_value=self._by_value))
+
+
+class _PageWriter:
+    """Collects the values of one chunk where the owner can find them if we die."""
+
+    def __init__(self, service: _Service, page: memoryview, number: int, item: int) -> None:
+        self._service = service
+        self._page = page
+        self._number = number
+        self._item = item
+        self._count = 0
+        self._used = 0
+        frames.write_page(page, number, item)
+
+    def add(self, data: bytes) -> None:
+        """Take one value's pickle."""
+        entry = frames.record(data)
+        start = frames.PAGE_START + self._used
+        if start + len(entry) > frames.PAGE_BYTES:
+            self.flush()
+            start = frames.PAGE_START
+            if start + len(entry) > frames.PAGE_BYTES:
+                self._service.send(frames.VALUES, self._number, self._item, entry)
+                self._item += 1
+                frames.write_page(self._page, self._number, self._item)
+                return
+        self._page[start : start + len(entry)] = entry
+        self._used += len(entry)
+        self._count += 1
+        frames.commit_page(self._page, self._used)
+
+    def flush(self) -> None:
+        """Send what there is. The page is emptied after that: the owner drops what it knows."""
+        if self._count:
+            body = bytes(self._page[frames.PAGE_START : frames.PAGE_START + self._used])
+            self._service.send(frames.VALUES, self._number, self._item, body)
+            self._item += self._count
+            self._count = self._used = 0
+            frames.write_page(self._page, self._number, self._item)
+
+
+class _Shown:
+    """Stands for an object in a message, also for one whose repr() fails."""
+
+    def __init__(self, value: object) -> None:
+        try:
+            self._text = repr(value)
+        except Exception as error:
+            self._text = f"<{type(value).__name__} whose repr() raises {type(error).__name__}>"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class _WithCause:
+    """Pickles an exception together with its remote traceback, which pickle alone would drop."""
+
+    def __init__(self, error: BaseException, text: str) -> None:
+        self._error = error
+        self._text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import pool
+
+        return pool.rebuild_exc, (self._error, self._text)  # type: ignore[attr-defined]
+
+
+def _error_body(error: BaseException, *, by_value: bool) -> bytes:
+    """Pack an exception for the owner, with the text to fall back on if it cannot be read there."""
+    trace = _user_frames(error.__traceback__)
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    text = f'\n"""\n{text}"""'
+    dumps = payload.dumps if by_value else payload.dumps_plain
+    try:
+        data = dumps(_WithCause(error, text))
+    except Exception as reason:
+        from multiprocessing.pool import MaybeEncodingError
+
+        substitute = MaybeEncodingError(reason, _Shown(error))
+        data = payload.dumps_plain(_WithCause(substitute, text))
+    return pickle.dumps((data, repr(_Shown(error)), text))
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Leave this module's own frames out of a traceback."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def _leave_copy() -> None:
+    """End a fork of the worker that came back from its task: it is not the worker."""
+    error = sys.exc_info()[1]
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exc()
+    os._exit(status & 0xFF)

@@ -1,0 +1,478 @@
+"""The sidecar: one small process per run that watches the owner and tells what was ended.
+
+It is exec'd by the owner before the first worker, in a process group of its own and
+the owner's session. It is a child subreaper and the parent of the launchers for
+spawn and forkserver, so what a killed launcher leaves arrives here. It stays until
+the owner ends; then it gives the launchers the first word, ends what is left, and
+retires the record.
+
+Boring on purpose: few imports, one thread, deaf to terminal signals, no I/O that
+could stop a sweep. Its own stderr is the owner's, so a sweep is written there only
+when it is over, in pieces that a pipe takes at once.
+
+Descriptors that it is born with: 0 and 1 are /dev/null, 2 the owner's stderr, then
+CONTROL, OWNER (a pidfd), REPORTS and REPORTERS (the two ends of the run's datagram
+pair, on which launchers tell what they ended).
+
+Called by: :mod:`safepool.run`, through the interpreter's command line.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+from safepool import launcher, loop, registry
+from safepool.bootstrap import exec_spawned, nets, run_unpickled, set_tag, write_oom_score
+from safepool.core.identity import Incarnation, Snapshot
+from safepool.core.lineage import HELPER, tag_of
+from safepool.core.planner import Target
+from safepool.core.policy import StopPolicy
+from safepool.core.record import Member
+from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
+from safepool.host import prctl
+from safepool.host.linux import LinuxHost
+from safepool.preload import preload, read_settings
+from safepool.sweeper import Sweep
+from safepool.telling import describe
+
+CONTROL, OWNER, REPORTS, REPORTERS = 3, 4, 5, 6
+
+_HEAD_START = 0.03
+"""Seconds that launchers get to sweep their own trees before the sidecar looks."""
+
+_LATER = 0.4
+"""Seconds by which the sidecar's forced end comes after the launchers' own."""
+
+_OOM_SCORE = "-950"
+_PIPE_CHUNK = 512
+"""Bytes that a pipe which polls writable takes without blocking (POSIX's PIPE_BUF)."""
+
+
+@dataclass
+class _LauncherEntry:
+    incarnation: Incarnation
+    pidfd: int
+    grace: float
+    retired: bool = False
+
+
+@dataclass
+class _Task:
+    """A sweep of the sidecar's own, and what to do when it is over."""
+
+    sweep: Sweep
+    why: str
+    done: Callable[[Sweep], None]
+
+
+def main() -> NoReturn:
+    """Be the sidecar; the command line that the owner execs ends here."""
+
+    def be_sidecar() -> None:
+        try:
+            Sidecar(loop.ChildLoop(worker_mask=())).run()
+        except _OwnerNeverSpoke:
+            return
+
+    loop.end_with(be_sidecar)
+
+
+class _Phase(Enum):
+    """How far the run has come, as the sidecar knows it.
+
+    DEAF is for tests only: this net is switched off and must not act.
+    """
+
+    WATCHING = "watching"
+    RETIRING = "retiring"
+    OWNERLESS = "ownerless"
+    DEAF = "deaf"
+    FINISHED = "finished"
+
+
+class _OwnerNeverSpoke(Exception):
+    """The owner died before it said what the run is: there is nothing to protect."""
+
+
+class Sidecar:
+    """The loop of the sidecar process."""
+
+    def __init__(self, children: loop.ChildLoop) -> None:
+        prctl.set_child_subreaper()
+        prctl.set_name("safepool-sidecar")
+        self._children = children
+        self._host = LinuxHost()
+        self._control: socket.socket | None = socket.socket(fileno=CONTROL)
+        self._reports = socket.socket(fileno=REPORTS)
+        self._reporters = socket.socket(fileno=REPORTERS)
+        for fd in (CONTROL, OWNER, REPORTS, REPORTERS):
+            os.set_inheritable(fd, False)
+        self._watches_owner = True
+        self._launchers: dict[int, _LauncherEntry] = {}
+        self._tasks: list[_Task] = []
+        self._lines: list[str] = []
+        self._phase = _Phase.WATCHING
+        self._patient_until: float | None = None
+        self._final: _Task | None = None
+        self._lost_any = False
+        self._hear_hello()
+
+    def _hear_hello(self) -> None:
+        assert self._control is not None
+        data = self._control.recv(MAX_MESSAGE)
+        if not data:
+            raise _OwnerNeverSpoke
+        word, run_id, mark, owner_pid, owner_start, folder, grace, began = decode(data)
+        if word != "hello":
+            raise WireError(f"expected hello, got {word!r}")
+        self._run_id, self._mark, self._grace, self._began = run_id, mark, grace, began
+        self._owner = Incarnation(owner_pid, owner_start)
+        me = self._host.incarnation(os.getpid())
+        if me is None:
+            raise RuntimeError("/proc does not show this process; is it mounted?")
+        self._me = me
+        set_tag(tag_of(run_id, HELPER))
+        write_oom_score(_OOM_SCORE)
+        self._files = registry.RunFiles.attach(folder, run_id)
+        problem = self._files.add_member(Member("sidecar", me))
+        self._say("armed", me.pid, me.start, "" if problem is None else str(problem))
+
+    def run(self) -> None:
+        """Watch until the run is over, and sweep."""
+        self._sweep_dead_runs()
+        while self._phase is not _Phase.FINISHED:
+            ready = self._children.wait(self._watched(), self._wake_at())
+            loop.reap()
+            if self._control is not None and CONTROL in ready:
+                self._take_requests()
+            if OWNER in ready:
+                self._watches_owner = False
+                self._owner_ended()
+            self._hear_reports()
+            self._note_dead_launchers(ready)
+            self._advance()
+        self._leave()
+
+    # -- waiting -----------------------------------------------------------------------
+
+    def _watched(self) -> list[int]:
+        fds = [entry.pidfd for entry in self._launchers.values()]
+        fds += [fd for task in self._all_tasks() for fd in task.sweep.watched]
+        fds.append(REPORTS)
+        if self._watches_owner:
+            fds.append(OWNER)
+        if self._control is not None:
+            fds.append(CONTROL)
+        return fds
+
+    def _all_tasks(self) -> list[_Task]:
+        return [*self._tasks, self._final] if self._final is not None else list(self._tasks)
+
+    def _wake_at(self) -> float | None:
+        times = [
+            t.sweep.wake_at
+            for t in self._all_tasks()
+            if t.sweep.report is None and t.sweep.wake_at is not None
+        ]
+        if self._patient_until is not None and self._final is None:
+            times.append(self._patient_until)
+        return min(times, default=None)
+
+    # -- the owner's words ---------------------------------------------------------------
+
+    def _take_requests(self) -> None:
+        """Read all that the owner has sent; at the end of the socket it has ended."""
+        while self._control is not None:
+            packet = loop.receive(self._control)
+            if packet is None:
+                return
+            data, fds = packet
+            if not data:
+                self._control.close()
+                self._control = None
+                self._owner_ended()
+                return
+            try:
+                word, *fields = decode(data)
+            except WireError as error:
+                self._note("error", f"a request was not understood: {error}")
+                continue
+            self._obey(word, fields, fds)
+
+    def _obey(self, word: str, fields: list[Any], fds: list[int]) -> None:
+        if word == "launch":
+            self._launch(*fields, fds=fds)
+        elif word == "attach":
+            self._attach(*fields)
+        elif word == "lost":
+            self._sweep_lost(*fields)
+        elif word == "retire" and self._phase is _Phase.WATCHING:
+            self._phase = _Phase.RETIRING
+            self._patient_until = time.monotonic() + self._longest_grace() + _LATER
+
+    def _launch(self, launcher_id: int, method: str, grace: float, fds: list[int]) -> None:
+        """Fork a launcher from here, and tell the owner."""
+        control_fd, blob = fds
+        try:
+            pid = self._children.fork()
+        except OSError as error:
+            self._say("launched", launcher_id, 0, error.errno or 0)
+            os.close(control_fd)
+            os.close(blob)
+            return
+        if pid == 0:
+            self._be_launcher(launcher_id, method, grace, control_fd, blob)
+        os.close(control_fd)
+        os.close(blob)
+        incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
+        self._attach(launcher_id, incarnation.pid, incarnation.start, grace)
+        self._say("launched", launcher_id, incarnation.pid, incarnation.start)
+
+    def _be_launcher(
+        self, launcher_id: int, method: str, grace: float, control_fd: int, blob: int
+    ) -> NoReturn:
+        """In the fork: leave what is the sidecar's, go back to the owner's group, serve."""
+
+        def be_launcher() -> None:
+            self._close_own()
+            # The owner or its group may just have gone; then its terminal is no matter.
+            with suppress(OSError):
+                os.setpgid(0, os.getpgid(self._owner.pid))
+            self._children.leave_in_child()
+            prctl.set_name("safepool-launch")
+            settings = read_settings(blob)
+            if method == "forkserver":
+                preload(settings)
+            launcher.serve(
+                launcher.LauncherConfig(
+                    launcher_id=launcher_id,
+                    run_id=self._run_id,
+                    owner_mark=self._mark,
+                    grace=grace,
+                    idle_after=settings.idle_after,
+                ),
+                socket.socket(fileno=control_fd),
+                self._reporters,
+                OWNER,
+                run_unpickled if method == "forkserver" else exec_spawned,
+                loop.ChildLoop(),
+            )
+
+        loop.end_with(be_launcher)
+
+    def _close_own(self) -> None:
+        """Close the sidecar's descriptors in a launcher."""
+        for task in self._all_tasks():
+            task.sweep.close()
+        for entry in self._launchers.values():
+            os.close(entry.pidfd)
+        self._reports.close()
+        if self._control is not None:
+            self._control.close()
+
+    def _attach(self, launcher_id: int, pid: int, start: int, grace: float) -> None:
+        """Watch a launcher, whoever forked it; one that is gone already needs none."""
+        incarnation = Incarnation(pid, start)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return
+        if self._host.incarnation(pid) != incarnation:
+            os.close(pidfd)
+            return
+        self._launchers[launcher_id] = _LauncherEntry(incarnation, pidfd, grace)
+        self._files.add_member(Member("launcher", incarnation))
+
+    # -- launchers -----------------------------------------------------------------------
+
+    def _hear_reports(self) -> None:
+        while True:
+            try:
+                word, launcher_id, *rest = decode(
+                    self._reports.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+                )
+            except BlockingIOError:
+                return
+            except (OSError, WireError) as error:
+                self._note("error", f"a report was lost: {error}")
+                return
+            if word == "retired" and launcher_id in self._launchers:
+                self._launchers[launcher_id].retired = True
+            elif word == "told":
+                self._note(*rest)
+
+    def _note_dead_launchers(self, ready: set[int]) -> None:
+        for launcher_id, entry in list(self._launchers.items()):
+            if entry.pidfd in ready:
+                os.close(entry.pidfd)
+                del self._launchers[launcher_id]
+                self._files.remove_member(Member("launcher", entry.incarnation))
+                self._lost_any = self._lost_any or not entry.retired
+
+    def _sweep_lost(self, launcher_id: int, numbers: list[int]) -> None:
+        """A launcher was killed: end what its workers had started, wherever it is now."""
+        self._lost_any = True
+        target = Target(
+            run_id=self._run_id,
+            workers=frozenset(numbers),
+            born_from=self._began,
+            spare=self._spared(),
+        )
+        sweep = Sweep(self._host, target, StopPolicy(self._grace), self._look)
+        self._tasks.append(
+            _Task(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
+        )
+
+    # -- the end -------------------------------------------------------------------------
+
+    def _owner_ended(self) -> None:
+        """Give the launchers, which have noticed as well, a head start."""
+        if self._phase not in (_Phase.WATCHING, _Phase.RETIRING):
+            return
+        self._phase = _Phase.OWNERLESS
+        self._patient_until = time.monotonic() + _HEAD_START
+        if "sidecar" not in nets():
+            self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
+
+    def _longest_grace(self) -> float:
+        graces: list[float] = [self._grace, *(e.grace for e in self._launchers.values())]
+        return max(graces)
+
+    def _begin_last_sweep(self) -> None:
+        target = Target(
+            roots=frozenset(e.incarnation for e in self._launchers.values()),
+            subtree_of=self._me,
+            run_id=self._run_id,
+            born_from=self._began,
+            spare=self._spared(),
+        )
+        policy = StopPolicy(self._longest_grace() + _LATER)
+        closed = self._phase is _Phase.RETIRING
+        why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
+        self._final = _Task(Sweep(self._host, target, policy, self._look), why, lambda _: None)
+
+    def _spared(self) -> frozenset[Incarnation]:
+        return frozenset({self._me, self._owner})
+
+    def _look(self) -> Snapshot:
+        return self._host.look_all(tags=True)
+
+    def _advance(self) -> None:
+        for task in self._all_tasks():
+            if task.sweep.report is None:
+                task.sweep.advance()
+            if task.sweep.report is not None:
+                self._settle(task)
+        if self._phase in (_Phase.RETIRING, _Phase.OWNERLESS) and self._final is None:
+            self._consider_the_end()
+
+    def _consider_the_end(self) -> None:
+        """Leave at once after an orderly end; else look for what is left."""
+        is_orderly = self._phase is _Phase.RETIRING and not self._lost_any
+        if is_orderly and not self._launchers:
+            if not self._tasks:
+                self._phase = _Phase.FINISHED
+        elif not self._launchers or time.monotonic() >= (self._patient_until or 0.0):
+            self._begin_last_sweep()
+
+    def _settle(self, task: _Task) -> None:
+        launchers = frozenset(e.incarnation.pid for e in self._launchers.values())
+        for level, text in describe(task.sweep, task.why, launchers, asked=False):
+            self._note(level, text)
+        task.sweep.close()
+        task.done(task.sweep)
+        if task is self._final:
+            self._hear_reports()
+            self._phase = _Phase.FINISHED
+        else:
+            self._tasks.remove(task)
+
+    def _leave(self) -> None:
+        """Retire the record after a clean end, and say what was done."""
+        report = self._final.sweep.report if self._final is not None else None
+        if "sidecar" in nets() and not (report is not None and report.stuck):
+            self._files.retire()
+        if self._lines:
+            self._lines.append(f"safepool: this is on record in {self._files.log_path}")
+            _write_gently(2, self._lines)
+
+    def _sweep_dead_runs(self) -> None:
+        """Look for what runs left whose owner, sidecar and launchers all were killed."""
+        try:
+            here = registry.here(self._host)
+            dead = registry.dead_runs(self._files.directory, here, self._host)
+        except Exception as error:
+            # Old debris is not worth the new run's protection; it is told and left.
+            self._note("warning", f"the registry could not be examined: {error}")
+            return
+        for run in dead:
+            self._sweep_dead_run(run)
+
+    def _sweep_dead_run(self, run: registry.DeadRun) -> None:
+        files = registry.RunFiles.attach(self._files.directory, run.record.run_id)
+        if not files.claim():
+            return
+        target = Target(
+            roots=frozenset(member.incarnation for member in run.members),
+            run_id=run.record.run_id,
+            born_from=run.record.started_ticks,
+            born_until=0,
+            spare=self._spared(),
+        )
+        policy = StopPolicy(run.record.grace)
+
+        def done(sweep: Sweep) -> None:
+            if sweep.report is not None and sweep.report.stuck:
+                files.close()
+            else:
+                files.retire()
+
+        sweep = Sweep(self._host, target, policy, self._look)
+        why = f"left by run {run.record.run_id[:8]}, whose owner {run.record.owner.pid} is gone"
+        self._tasks.append(_Task(sweep, why, done))
+
+    # -- telling -------------------------------------------------------------------------
+
+    def _say(self, *message: Any) -> None:
+        """Tell the owner, if it can be done at once; it may be gone or stopped."""
+        if self._control is None:
+            return
+        try:
+            self._control.send(encode(*message), socket.MSG_DONTWAIT)
+        except OSError:
+            # A full or closed socket: the log file has it as well.
+            return
+
+    def _note(self, level: str, text: str) -> None:
+        """Write to the run's log, and to the owner or, after its end, to stderr."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._files.append_log(f"{stamp} {level.upper()} {text}\n")
+        if self._phase in (_Phase.WATCHING, _Phase.RETIRING):
+            self._say("log", level, text)
+        elif level != "debug":
+            self._lines.append(f"safepool: {text}")
+
+
+def _write_gently(fd: int, lines: list[str]) -> None:
+    """Write to a descriptor that nobody may be reading: what would block is left out."""
+    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU, signal.SIGPIPE})
+    while data:
+        if not any(event & select.POLLOUT for _, event in poll.poll(0)):
+            return
+        try:
+            written = os.write(fd, data[:_PIPE_CHUNK])
+        except OSError:
+            return
+        data = data[written:]
