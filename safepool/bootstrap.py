@@ -22,9 +22,9 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safepool.core.lineage import MARK_VARIABLE, extend, tag_of
 from safepool.host import prctl
@@ -70,6 +70,20 @@ class StartRequest:
     blob: int | None
     tracker: int | None
     inherited: tuple[int, ...]
+
+    @classmethod
+    def received(cls, fields: Sequence[Any], fds: list[int]) -> StartRequest:
+        """Put the fields and the descriptors of a message together again."""
+        number, name, stdio, has_blob, has_tracker = fields
+        rest = list(fds)
+        return cls(
+            number=number,
+            name=name,
+            stdio={n: rest.pop(0) for n in stdio},
+            blob=rest.pop(0) if has_blob else None,
+            tracker=rest.pop(0) if has_tracker else None,
+            inherited=tuple(rest),
+        )
 
     def descriptors(self) -> list[int]:
         """All descriptors of the request, for whoever has to close them."""
@@ -232,9 +246,7 @@ def exec_spawned(request: StartRequest, parentage: Parentage) -> NoReturn:
         fds=(request.blob, sentinel, request.tracker, request.inherited),
     )
     executable = arguments[0]
-    os.execve(
-        executable, [*arguments, "-c", program, "--multiprocessing-fork"], environment
-    )
+    os.execve(executable, [*arguments, "-c", program, "--multiprocessing-fork"], environment)
 
 
 _SPAWNED = (

@@ -32,15 +32,28 @@ class WorkerProcess(Protocol):
     name: str
 
     @property
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """Its number; a started process has one."""
+
     @property
-    def sentinel(self) -> int: ...
+    def sentinel(self) -> int:
+        """A descriptor that is readable once the process and its tree are gone."""
+
     @property
-    def exitcode(self) -> int | None: ...
-    def is_alive(self) -> bool: ...
-    def join(self, timeout: float | None = None) -> None: ...
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
+    def exitcode(self) -> int | None:
+        """None while it lives; negative: the signal that ended it."""
+
+    def is_alive(self) -> bool:
+        """Tell whether it or something of its tree is there."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+
+    def terminate(self) -> None:
+        """Ask for the end of its tree, politely first; does not wait."""
+
+    def kill(self) -> None:
+        """Force the end of its tree; does not wait."""
 
 
 class WorkerSource(Protocol):
@@ -103,7 +116,8 @@ class Channel:
         self._queue(small)
         done = self.flush()
         # Claims go out even if the data does not fit: the worker reads it once it has one.
-        self.claim(numbers)
+        if numbers:
+            self.claim(numbers)
         return done
 
     def _queue(self, small: list[bytes]) -> None:

@@ -59,19 +59,20 @@ class SafeContextMixin:
         return self if method is None else get_context(method)
 
 
-class ForkSafeContext(SafeContextMixin, mp_context.ForkContext):
+# The stubs type Pool by multiprocessing's own class, whose interface SafePool has.
+class ForkSafeContext(SafeContextMixin, mp_context.ForkContext):  # type: ignore[misc]
     """Start method fork."""
 
     Process = ForkSafeProcess  # type: ignore[assignment]
 
 
-class SpawnSafeContext(SafeContextMixin, mp_context.SpawnContext):
+class SpawnSafeContext(SafeContextMixin, mp_context.SpawnContext):  # type: ignore[misc]
     """Start method spawn."""
 
     Process = SpawnSafeProcess  # type: ignore[assignment]
 
 
-class ForkServerSafeContext(SafeContextMixin, mp_context.ForkServerContext):
+class ForkServerSafeContext(SafeContextMixin, mp_context.ForkServerContext):  # type: ignore[misc]
     """Start method forkserver."""
 
     Process = ForkServerSafeProcess  # type: ignore[assignment]

@@ -47,7 +47,7 @@ _READING_TIME = 1.5
 """Seconds between tree and kill when a person is reading."""
 
 _WIDTH = 96
-_LOG_LINES = 4
+_LOG_LINES = 3
 
 
 # -- front -----------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 It asks the ledger what to do and does it. It polls the workers' sockets and sentinels
 and an inbox; nothing here waits for one worker alone. Other threads only put
-events into the inbox, which is a deque: no lock is taken on the way in, so a finalizer
-or a signal handler may do it at any instruction.
+events into the inbox, a deque that needs no lock, and ring a bell if the engine sleeps:
+a finalizer or a signal handler may do that at any instruction.
 
 A worker is gone when its sentinel says so, not before: then its whole tree is gone,
 what it had finished is taken from its socket and page, the item that it ran is failed,
@@ -66,11 +66,12 @@ class Job:
 class Chunk(Unit):
     """A unit with its bytes and what came back; ``originals``: to pickle it again by value."""
 
-    __slots__ = ("body", "errors", "originals", "values")
+    __slots__ = ("again", "body", "errors", "originals", "values")
 
     def __init__(self, job: Job, index: int, size: int, body: bytes, originals: Any) -> None:
         super().__init__(job.number, index, size, len(body))
         self.body = body
+        self.again = 0
         self.originals = originals
         self.values: list[Any] = []
         self.errors: dict[int, BaseException] | None = None
@@ -110,7 +111,8 @@ class Engine:
         self._poll = select.poll()
         self._readers: dict[int, Callable[[int], None]] = {}
         self._bell_in, self._bell_out = socket.socketpair()
-        self._bell_lock = threading.Lock()
+        # Reentrant, and held for one send: a finalizer may ring in the midst of a ring.
+        self._bell_lock = threading.RLock()
         self._sleeping = False
         self._closing = False
         self._ended = False
@@ -197,15 +199,13 @@ class Engine:
             self._refuse_rest()
 
     def _ring(self) -> None:
-        # Whoever has the lock is ringing or has ended the engine; both make ours needless.
-        if self._bell_lock.acquire(blocking=False):
-            try:
-                if not self._finished:
+        # The lock keeps the descriptor from being closed under a ring.
+        with self._bell_lock:
+            if not self._finished:
+                try:
                     self._bell_in.send(b"\0")
-            except BlockingIOError:
-                pass  # Full of rings that were not heard yet: one more adds nothing.
-            finally:
-                self._bell_lock.release()
+                except BlockingIOError:
+                    pass  # Full of rings that were not heard yet: one more adds nothing.
 
     def _refuse_rest(self) -> None:
         """Events that came after the end; popleft gives each to one thread only."""
@@ -399,18 +399,20 @@ class Engine:
             self._ledger.start_failed()
 
     def _send(self, channel: Channel, units: list[Chunk]) -> None:
-        parts: list[bytes] = []
-        numbers: list[int] = []
-        for job in channel.stale:
-            parts.append(frames.header(frames.FORGET, 0, job, 0, 0))
+        parts = [frames.header(frames.FORGET, 0, number, 0, 0) for number in channel.stale]
         channel.stale.clear()
+        numbers: list[int] = []
         for unit in units:
-            job_ = self._jobs.get(unit.job)
-            kind = frames.CALL if job_ is None else job_.kind
-            if job_ is not None and kind != frames.CALL and job_.number not in channel.functions:
-                channel.functions.add(job_.number)
-                size = len(job_.body)
-                parts += (frames.header(frames.FUNCTION, 0, job_.number, 0, size), job_.body)
+            job = self._jobs.get(unit.job)
+            if job is None:
+                # The input of its map failed, so nobody waits for the answer.
+                self._ledger.answered(channel.worker, unit)
+                continue
+            if job.kind != frames.CALL and job.number not in channel.functions:
+                channel.functions.add(job.number)
+                size = len(job.body)
+                parts += (frames.header(frames.FUNCTION, 0, job.number, 0, size), job.body)
+            kind = job.kind | unit.again
             size = len(unit.body)
             parts += (frames.header(kind, unit.number, unit.job, unit.done, size), unit.body)
             numbers.append(unit.number)
@@ -513,6 +515,7 @@ class Engine:
             # The worker's own error says better what is wrong.
             return False
         unit.originals = None
+        unit.again = frames.AGAIN
         self._ledger.bounced(channel.worker, unit)
         unit.nbytes = len(unit.body)
         return True
@@ -617,7 +620,7 @@ def _fresh(error: BaseException) -> BaseException:
 
 
 def _unpack_error(body: bytes) -> BaseException:
-    """The exception that a worker sent, or a stand-in with its text."""
+    """The exception that a worker sent, or multiprocessing's stand-in with its text."""
     data, shown, text = pickle.loads(body)
     try:
         error = payload.loads(data)
@@ -627,10 +630,12 @@ def _unpack_error(body: bytes) -> BaseException:
 
 
 def _unreadable(reason: BaseException, shown: str, text: str) -> BaseException:
-    from multiprocessing.pool import MaybeEncodingError, RemoteTraceback
+    """What arrived cannot be unpickled here, for ``reason``."""
+    from multiprocessing import pool
 
-    error = MaybeEncodingError(reason, shown)
-    error.__cause__ = RemoteTraceback(text) if text else reason
+    mp_pool: Any = pool
+    error: BaseException = mp_pool.MaybeEncodingError(reason, shown)
+    error.__cause__ = mp_pool.RemoteTraceback(text) if text else reason
     return error
 
 

@@ -21,7 +21,9 @@ from safepool.engine import Chunk, Engine, Job
 from safepool.results import Stream
 
 
-def make_chunk(job: Job, index: int, items: tuple[Any, ...], first: int, *, by_value: bool) -> Chunk:
+def make_chunk(
+    job: Job, index: int, items: tuple[Any, ...], first: int, *, by_value: bool
+) -> Chunk:
     """Pickle one chunk; ``first`` is the position of its first item in the input."""
     body = payload.dumps_items(items, first, by_value=by_value)
     # Only what names the main module may be unknown to a worker and needed a second time.
@@ -69,7 +71,13 @@ def fill(
 
 
 def feed_in_background(
-    engine: Engine, job: Job, stream: Stream, items: Iterator[Any], chunksize: int, *, by_value: bool
+    engine: Engine,
+    job: Job,
+    stream: Stream,
+    items: Iterator[Any],
+    chunksize: int,
+    *,
+    by_value: bool,
 ) -> None:
     """Start the thread that fills an imap; it ends with the input or with the pool."""
     threading.Thread(

@@ -26,6 +26,7 @@ of itself (spawn, forkserver).
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import socket
@@ -62,6 +63,10 @@ from safepool.host.linux import LinuxHost
 from safepool.sweeper import Sweep
 from safepool.telling import describe
 
+HEAD_START = 0.025
+"""Seconds between the owner's end and the first SIGTERM: a worker that waits for its
+``parent_process()`` may finish by itself."""
+
 _OOM_SCORE = "-900"
 
 
@@ -75,6 +80,7 @@ class LauncherConfig:
 
     launcher_id: int
     run_id: str
+    owner_pid: int
     owner_mark: str
     grace: float
     idle_after: float | None = None
@@ -97,7 +103,7 @@ class _Doing:
 
     workers: dict[int, _Worker] = field(default_factory=dict)
     ending: Sweep | None = None
-    why: str = ""
+    ending_at: float | None = None
     finished: bool = False
     idle_since: float = 0.0
     started_any: bool = False
@@ -167,7 +173,7 @@ class Launcher:
                 self._note_death(pid, code)
             if self._owner_pidfd in ready:
                 self._watches_owner = False
-                self._owner_ended("the owner is dead")
+                self._owner_ended()
             if control is not None and control.fileno() in ready and not self._take_request():
                 control = None
             self._advance()
@@ -189,7 +195,10 @@ class Launcher:
     def _wake_at(self) -> float | None:
         times = [s.wake_at for s in self._sweeps() if s.report is None and s.wake_at is not None]
         idle_after = self._config.idle_after
-        if idle_after is not None and not self._doing.workers and self._doing.ending is None:
+        if self._doing.ending_at is not None:
+            if self._doing.ending is None:
+                times.append(self._doing.ending_at)
+        elif idle_after is not None and not self._doing.workers:
             times.append(self._doing.idle_since + idle_after)
         return min(times, default=None)
 
@@ -205,7 +214,7 @@ class Launcher:
         if not data:
             self._control.close()
             self._control = None
-            self._owner_ended("the owner has let go of its pool (exec, or its end)")
+            self._owner_ended()
             return False
         try:
             word, *fields = decode(data)
@@ -217,23 +226,13 @@ class Launcher:
             self._start(fields, fds)
         elif word == "end":
             self._end_worker(*fields)
-        elif word == "close":
-            self._end_all("the pool is closed")
         return True
 
     def _start(self, fields: list[Any], fds: list[int]) -> None:
-        number, name, stdio, has_blob, has_tracker = fields
         status_fd, *rest = fds
-        request = StartRequest(
-            number=number,
-            name=name,
-            stdio={n: rest.pop(0) for n in stdio},
-            blob=rest.pop(0) if has_blob else None,
-            tracker=rest.pop(0) if has_tracker else None,
-            inherited=tuple(rest),
-        )
-        if self._doing.ending is not None:
-            _send_status(status_fd, Failed(0))
+        request = StartRequest.received(fields, rest)
+        if self._doing.ending_at is not None:
+            _send_status(status_fd, Failed(errno.ECANCELED))
             _close_all([status_fd, *request.descriptors()])
             return
         try:
@@ -245,8 +244,8 @@ class Launcher:
         if pid == 0:
             self._be_worker(request, status_fd)
         incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
-        worker = _Worker(number, incarnation, status_fd)
-        self._doing.workers[number] = worker
+        worker = _Worker(request.number, incarnation, status_fd)
+        self._doing.workers[request.number] = worker
         self._doing.started_any = True
         _send_status(status_fd, Started(pid, incarnation.start))
         _close_all(request.descriptors())
@@ -306,19 +305,17 @@ class Launcher:
         for worker in self._doing.workers.values():
             if worker.incarnation.pid == pid and worker.code is None:
                 worker.code = code
-                if worker.sweep is None:
+                if worker.sweep is None and self._doing.ending is None:
                     self._begin(worker, self._config.grace)
 
-    def _owner_ended(self, why: str) -> None:
+    def _owner_ended(self) -> None:
         if "launcher" in self._nets:
-            self._end_all(why)
+            if self._doing.ending_at is None:
+                self._doing.ending_at = time.monotonic() + HEAD_START
         elif "deathsig" in self._nets:
             self._doing.finished = True
 
-    def _end_all(self, why: str) -> None:
-        if self._doing.ending is not None:
-            return
-        self._doing.why = why
+    def _end_all(self) -> None:
         target = Target(
             roots=frozenset(w.incarnation for w in self._doing.workers.values()),
             subtree_of=self._me,
@@ -329,6 +326,10 @@ class Launcher:
 
     def _advance(self) -> None:
         now = time.monotonic()
+        ending_at = self._doing.ending_at
+        is_time = ending_at is not None and (now >= ending_at or not self._doing.workers)
+        if is_time and self._doing.ending is None:
+            self._end_all()
         for sweep in self._sweeps():
             if sweep.report is None:
                 sweep.advance()
@@ -339,13 +340,12 @@ class Launcher:
                 self._settle(worker, now)
         ending = self._doing.ending
         if ending is not None and ending.report is not None:
-            self._tell_ends(ending, self._doing.why, asked=False)
+            self._tell_ends(ending, self._why(), asked=False)
             self._finish()
-        elif not self._doing.workers and ending is None:
+        elif not self._doing.workers and ending is None and ending_at is None:
             idle_after = self._config.idle_after
-            if self._config.one_shot and self._doing.started_any:
-                self._finish()
-            elif idle_after is not None and now >= self._doing.idle_since + idle_after:
+            is_idle = idle_after is not None and now >= self._doing.idle_since + idle_after
+            if is_idle or (self._config.one_shot and self._doing.started_any):
                 self._finish()
 
     def _settle(self, worker: _Worker, now: float) -> None:
@@ -354,7 +354,7 @@ class Launcher:
         if worker.code is None:
             return
         how = f"signal {-worker.code}" if worker.code < 0 else f"exit status {worker.code}"
-        why = f"worker {worker.incarnation.pid} ended ({how})"
+        why = "asked to" if worker.asked else f"worker {worker.incarnation.pid} ended ({how})"
         self._tell_ends(worker.sweep, why, worker.asked)
         worker.sweep.close()
         _send_status(worker.status_fd, Exited(worker.code))
@@ -367,17 +367,24 @@ class Launcher:
             if worker.code is not None:
                 _send_status(worker.status_fd, Exited(worker.code))
             _close_all([worker.status_fd])
-        self._report(encode("retired", self._config.launcher_id))
+        farewell = encode("retired", self._config.launcher_id)
+        self._report(farewell)
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.send(farewell, socket.MSG_DONTWAIT)
         self._doing.finished = True
 
     # -- telling -----------------------------------------------------------------------
 
     def _tell_ends(self, sweep: Sweep, why: str, asked: bool) -> None:
-        for level, text in describe(sweep, why, self._worker_pids(), asked=asked):
+        for level, text in describe(sweep, why, asked=asked):
             self._tell(level, text)
 
-    def _worker_pids(self) -> frozenset[int]:
-        return frozenset(w.incarnation.pid for w in self._doing.workers.values())
+    def _why(self) -> str:
+        owner = self._config.owner_pid
+        if loop.is_dead(self._owner_pidfd):
+            return f"owner {owner} is gone"
+        return f"owner {owner} let go of its workers (closed the pool or its descriptors, or exec)"
 
     def _tell(self, level: str, text: str) -> None:
         self._report(encode("told", self._config.launcher_id, level, text[:4000]))
@@ -399,4 +406,3 @@ def _send_status(fd: int, status: Status) -> None:
 def _close_all(fds: list[int]) -> None:
     for fd in fds:
         os.close(fd)
-

@@ -107,6 +107,13 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     return data, list(numbers)
 
 
+def is_dead(pidfd: int) -> bool:
+    """Tell whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def reap() -> list[tuple[int, int]]:
     """Reap every dead child; return (pid, exit code) of each, negative for a signal."""
     dead: list[tuple[int, int]] = []

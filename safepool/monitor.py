@@ -13,23 +13,21 @@ Called by: :mod:`safepool.run`, which owns the one instance.
 from __future__ import annotations
 
 import _thread
+import copy
 import logging
 import os
 import select
-import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safepool.core.identity import Incarnation
-from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.errors import ProtectionError
-from safepool.link import LauncherLink
+from safepool.launcher_link import LauncherLink
+from safepool.sidecar_link import SidecarLink, executable, start_sidecar
 
 if TYPE_CHECKING:
     from safepool.run import Run
@@ -43,110 +41,16 @@ _LEVELS = {
     "error": logging.ERROR,
 }
 
+PROTECTION_VARIABLE = "SAFEPOOL_PROTECTION"
+"""Set to "warn", a sidecar that cannot start is a warning instead of an error."""
+
 _FAST_DEATHS = 3
 """Sidecars in a row that may die before they are armed; then the run is unprotected."""
 
-_FIRST_FREE_FD = 16
 
-
-@dataclass
-class Sidecar:
-    """The sidecar as its owner sees it."""
-
-    pid: int
-    pidfd: int
-    control: socket.socket
-    is_armed: bool = False
-
-
-def start_sidecar(run: Run) -> Sidecar:
-    """Exec a sidecar and tell it what the run is; raises ProtectionError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    hello = encode(
-        "hello",
-        run.run_id,
-        run.mark,
-        run.owner.pid,
-        run.owner.start,
-        run.files.directory,
-        DEFAULT_GRACE,
-        run.began,
-    )
-    try:
-        ours.send(hello)
-        pid = _spawn(run, theirs.fileno())
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:
-        ours.close()
-        raise ProtectionError(
-            f"the sidecar cannot be started with {_executable()!r}: {error.strerror or error}; "
-            "safepool starts nothing that it could not protect"
-        ) from error
-    finally:
-        theirs.close()
-    return Sidecar(pid, pidfd, ours)
-
-
-def _executable() -> str:
-    from multiprocessing import spawn
-
-    return os.fsdecode(spawn.get_executable() or sys.executable or "")
-
-
-def _spawn(run: Run, control: int) -> int:
-    """posix_spawn the interpreter: no code of ours runs between fork and exec."""
-    from multiprocessing import util
-
-    from safepool import sidecar
-
-    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    program = (
-        "import sys; sys.path[:] = [p for p in sys.path if p]; "
-        f"{folder!r} in sys.path or sys.path.append({folder!r}); "
-        "from safepool.sidecar import main; main()"
-    )
-    arguments = [
-        _executable(),
-        *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-        "-c",
-        program,
-        "safepool-sidecar",
-        f"run={run.run_id}",
-        f"owner={run.owner.pid}",
-    ]
-    wanted = {
-        sidecar.CONTROL: control,
-        sidecar.OWNER: run.pidfd,
-        sidecar.REPORTS: run.reports.fileno(),
-        sidecar.REPORTERS: run.reporters.fileno(),
-    }
-    moved: dict[int, int] = {}
-    try:
-        for target, fd in wanted.items():
-            moved[target] = _move_up(fd)
-        actions: list[Any] = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
-        ]
-        actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in moved.items()]
-        return os.posix_spawn(
-            arguments[0],
-            arguments,
-            os.environ,
-            file_actions=actions,
-            setpgroup=0,
-            setsigmask=signal.valid_signals(),
-        )
-    finally:
-        for fd in moved.values():
-            os.close(fd)
-
-
-def _move_up(fd: int) -> int:
-    """Duplicate a descriptor above those that the sidecar is born with."""
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
+def tolerates_degraded() -> bool:
+    """Did the user ask for a warning instead of an error?"""
+    return os.environ.get(PROTECTION_VARIABLE, "require") == "warn"
 
 
 class Monitor:
@@ -154,15 +58,19 @@ class Monitor:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._sidecar: Sidecar | None = None
+        self._sidecar: SidecarLink | None = None
         self._links: dict[int, LauncherLink] = {}
         self._lost: dict[int, LauncherLink] = {}
         self._lock = threading.RLock()
         self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_w, False)
         self._early_deaths = 0
+        self._has_begun = False
+        self._was_armed = False
         self._is_over = False
         self._thread_done = threading.Event()
+        self._blank = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "", (), None)
+        self._blank.threadName = "safepool-monitor"
         self.quiet = threading.Lock()
         self.armed = threading.Event()
         self.failure = ""
@@ -171,17 +79,20 @@ class Monitor:
 
     def ensure_sidecar(self) -> None:
         """Start the sidecar and the thread, once. Raises ProtectionError."""
-        if self._sidecar is not None or self.failure:
-            return
-        sidecar = start_sidecar(self._run)
         with self._lock:
-            self._sidecar = sidecar
-        _thread.start_new_thread(self._serve, ())
+            if self._has_begun:
+                return
+            try:
+                self._sidecar = start_sidecar(self._run)
+            except ProtectionError as error:
+                if not tolerates_degraded():
+                    raise
+                self.fail(str(error))
+            self._has_begun = True
+            _thread.start_new_thread(self._serve, ())
 
     def fail(self, reason: str) -> None:
         """The run cannot be protected: say so, once, and let go of everything."""
-        from safepool.run import tolerates_degraded
-
         with self._lock:
             if self.failure:
                 return
@@ -202,21 +113,15 @@ class Monitor:
             self._say(encode("attach", link.launcher_id, name.pid, name.start, link.grace), [])
 
     def launch(self, link: LauncherLink, method: str, control_fd: int, blob: int) -> None:
-        """Have the sidecar fork a launcher."""
+        """Have the sidecar fork a launcher. If it is killed just now, the link is lost."""
         message = encode("launch", link.launcher_id, method, link.grace)
-        if not self._say(message, [control_fd, blob]):
-            self.release(link)
-            raise ProtectionError("the sidecar was killed just now; try again")
+        self._say(message, [control_fd, blob])
 
-    def _say(self, message: bytes, fds: list[int]) -> bool:
+    def _say(self, message: bytes, fds: list[int]) -> None:
+        """Tell the sidecar; if it is gone its successor is told what it needs."""
         with self._lock:
-            if self._sidecar is None:
-                return False
-            try:
-                socket.send_fds(self._sidecar.control, [message], fds)
-            except OSError:
-                return False  # it is gone, and the thread is about to see that
-        return True
+            if self._sidecar is not None:
+                self._sidecar.say(message, fds)
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -232,7 +137,7 @@ class Monitor:
             self._links.pop(link.launcher_id, None)
             link.close()
         self._wake()
-        reap_child(link)
+        link.reap()
 
     def _launcher_ended(self, link: LauncherLink) -> None:
         with self._lock:
@@ -240,7 +145,7 @@ class Monitor:
                 return
             link.is_lost = True
             link.close()
-        reap_child(link)
+        link.reap()
         if not link.numbers:
             link.swept.set()
             return
@@ -286,17 +191,19 @@ class Monitor:
                 self._hear(sidecar)
 
     def _check_link(self, link: LauncherLink) -> None:
-        """A launcher never speaks on its control socket: what is readable is its end."""
+        """Hear a launcher's farewell, or the end of one that said none: it was killed."""
         try:
-            data = link.control.recv(1, socket.MSG_DONTWAIT)
+            data = link.control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data:
+        if data:
+            link.numbers.clear()
+        else:
             self._launcher_ended(link)
 
-    def _hear(self, sidecar: Sidecar) -> None:
+    def _hear(self, sidecar: SidecarLink) -> None:
         try:
             data = sidecar.control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
             message = decode(data) if data else None
@@ -309,7 +216,7 @@ class Monitor:
             return
         word, *fields = message
         if word == "armed":
-            sidecar.is_armed = True
+            sidecar.is_armed = self._was_armed = True
             self._early_deaths = 0
             self.armed.set()
             if fields[2]:
@@ -338,18 +245,22 @@ class Monitor:
         if link is not None:
             link.swept.set()
 
-    def _sidecar_ended(self, sidecar: Sidecar) -> None:
+    def _sidecar_ended(self, sidecar: SidecarLink) -> None:
         """Reap it and put a new one in its place, unless that is hopeless."""
-        code = _reap_sidecar(sidecar)
+        code = sidecar.reap()
         how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         with self._lock:
             self._sidecar = None
+            self.armed.clear()
             if self._is_over:
                 return
         if not sidecar.is_armed:
             self._early_deaths += 1
-            if not self.armed.is_set() or self._early_deaths >= _FAST_DEATHS:
-                self.fail(f"the sidecar ended before it could watch: {how}, {_executable()}")
+            if not self._was_armed or self._early_deaths >= _FAST_DEATHS:
+                self.fail(
+                    f"the sidecar ended before it could watch ({how}); it was started with "
+                    f"{executable()!r} and wrote to stderr what it knows"
+                )
                 return
         else:
             self._log("warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place")
@@ -384,7 +295,7 @@ class Monitor:
         self._dismiss(sidecar, timeout)
         self._close_pipes()
 
-    def _dismiss(self, sidecar: Sidecar, timeout: float) -> None:
+    def _dismiss(self, sidecar: SidecarLink, timeout: float) -> None:
         """Say goodbye, log its last words, reap it; if it takes too long it ends by itself."""
         deadline = time.monotonic() + timeout
         with suppress(OSError):
@@ -401,7 +312,7 @@ class Monitor:
             word, *fields = decode(data)
             if word == "log":
                 self._log(*fields)
-        _reap_sidecar(sidecar)
+        sidecar.reap()
 
     def forget(self) -> None:
         """In a forked child: close what is the owner's. No lock: its holder may not exist here."""
@@ -410,7 +321,6 @@ class Monitor:
             link.close()
         if self._sidecar is not None:
             self._sidecar.control.close()
-            os.close(self._sidecar.pidfd)
         self._close_pipes()
 
     def _close_pipes(self) -> None:
@@ -424,41 +334,18 @@ class Monitor:
             os.write(self._wake_w, b"w")
 
     def _log(self, level: str, text: str) -> None:
+        """Log from whichever thread this is.
+
+        The record is a copy of one that was made in a thread of Python's own:
+        making one here would leave a dummy in ``threading.enumerate()`` for ever.
+        """
+        number = _LEVELS.get(level, logging.WARNING)
+        if not logger.isEnabledFor(number):
+            return
+        record = copy.copy(self._blank)
+        now = time.time()
+        record.levelno, record.levelname = number, logging.getLevelName(number)
+        record.msg, record.created, record.msecs = text, now, now % 1 * 1000
+        record.relativeCreated += (now - self._blank.created) * 1000
         with self.quiet:
-            logger.log(_LEVELS.get(level, logging.WARNING), "%s", text)
-
-
-_REAP_TIMEOUT = 2.0
-
-
-def reap_child(link: LauncherLink) -> None:
-    """Reap a launcher that is the owner's child and about to leave; bounded."""
-    if link.child_pid is None:
-        return
-    pid, link.child_pid = link.child_pid, None
-    _reap(pid, _REAP_TIMEOUT)
-
-
-def _reap_sidecar(sidecar: Sidecar) -> int | None:
-    sidecar.control.close()
-    code = _reap(sidecar.pid, _REAP_TIMEOUT)
-    os.close(sidecar.pidfd)
-    return code
-
-
-def _reap(pid: int, timeout: float) -> int | None:
-    """Wait for a child of ours; None when it does not end in time or somebody else reaped it."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return None
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll(timeout * 1000)
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    finally:
-        os.close(pidfd)
-    return os.waitstatus_to_exitcode(status) if reaped else None
+            logger.handle(record)

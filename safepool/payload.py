@@ -16,7 +16,9 @@ pickles a process for spawn.
 from __future__ import annotations
 
 import copyreg
+import functools
 import io
+import os
 import pickle
 import sys
 from collections import ChainMap
@@ -55,15 +57,19 @@ def dumps_plain(value: Any) -> bytes:
 
 def dumps_by_value(value: Any) -> bytes:
     """Pickle so that functions and classes of ``__main__`` go as code, not as names."""
+    buffer = io.BytesIO()
+    _value_pickler()(buffer, _PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+@functools.cache
+def _value_pickler() -> Any:
+    """Cloudpickle's pickler with multiprocessing's reducers; imported at first use."""
     import cloudpickle
 
-    buffer = io.BytesIO()
-    pickler = cloudpickle.Pickler(buffer, _PROTOCOL)
-    pickler.dispatch_table = ChainMap(
-        _REDUCERS, dict(cloudpickle.Pickler.dispatch_table), copyreg.dispatch_table
-    )
-    pickler.dump(value)
-    return buffer.getvalue()
+    table = ChainMap(_REDUCERS, cloudpickle.Pickler.dispatch_table)
+    # It must be a class attribute: pickle's C code reads the table in the constructor.
+    return type("ValuePickler", (cloudpickle.Pickler,), {"dispatch_table": table})
 
 
 def dumps(value: Any, *, by_value: bool = False) -> bytes:
@@ -103,9 +109,13 @@ def main_is_importable(method: str) -> bool:
     if method == "fork":
         return True
     main = sys.modules.get("__main__")
-    if getattr(getattr(main, "__spec__", None), "name", None) is not None:
-        return True
-    return getattr(main, "__file__", None) is not None
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is not None:
+        # multiprocessing does not import the __main__.py of a package, folder or archive again.
+        return bool(name.rpartition(".")[2] != "__main__")
+    # Standard input has a __file__, too, of a name that is no file; ipython's is its own.
+    path = str(getattr(main, "__file__", None) or "")
+    return os.path.isfile(path) and os.path.basename(path) != "ipython"
 
 
 def dumps_function(function: Any, *, by_value: bool) -> bytes:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from multiprocessing.pool import CLOSE, INIT, RUN, TERMINATE  # type: ignore[attr-defined]
+from multiprocessing.pool import CLOSE, INIT, RUN, TERMINATE
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from safepool import payload, service
 from safepool.core import frames
@@ -33,6 +33,8 @@ from safepool.results import (
 )
 
 _Callback = Callable[[Any], object] | None
+
+_P = TypeVar("_P", bound="SafePool")
 
 _LEAST_WINDOW = 256
 """Items of an imap that may be read ahead of the consumer, if not more are needed to keep
@@ -101,6 +103,9 @@ class SafePool:
     def _pool(self) -> list[Any]:
         """The workers' processes, as multiprocessing has it."""
         return self._engine.processes
+
+    def _repopulate_pool(self) -> None:
+        """Nothing to do: the engine keeps the number of workers up."""
 
     def __repr__(self) -> str:
         cls = type(self)
@@ -247,7 +252,7 @@ class SafePool:
             raise ValueError("In unknown state")
         self._engine.join()
 
-    def __enter__(self) -> SafePool:
+    def __enter__(self: _P) -> _P:  # noqa: PYI019 - typing.Self needs Python 3.11
         self._check_running()
         return self
 
@@ -311,9 +316,7 @@ class SafePool:
             return stream
         job = Job(stream, frames.MAP, func, body)
         self._engine.open(job)
-        feed_in_background(
-            self._engine, job, stream, iterator, chunksize, by_value=self._by_value
-        )
+        feed_in_background(self._engine, job, stream, iterator, chunksize, by_value=self._by_value)
         return stream
 
 

@@ -33,7 +33,7 @@ from safepool.bootstrap import InheritedDescriptor, StartRequest, write_blob
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.wire import Exited
 from safepool.errors import ProtectionError
-from safepool.link import LauncherLink, LauncherLostError, StartedWorker, read_status
+from safepool.launcher_link import LauncherLink, LauncherLostError, StartedWorker, read_status
 
 _LOST_CODE = -9
 """Exit code of a worker whose launcher was killed: PDEATHSIG sent it SIGKILL."""
@@ -59,7 +59,8 @@ class SafePopen:
         self._link, self._worker = self._launch(process)
         self.pid = self._worker.incarnation.pid
         self.sentinel = self._worker.status_fd
-        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))  # type: ignore[attr-defined]
+        close = util.close_fds  # type: ignore[attr-defined]
+        self.finalizer = util.Finalize(self, close, (self.sentinel,))
 
     def _launch(self, process: SafeBase) -> tuple[LauncherLink, StartedWorker]:
         raise AssertionError("each start method has its own")  # pragma: no cover
@@ -161,7 +162,9 @@ class SpawnSafePopen(SafePopen):
         finally:
             os.close(blob)
 
-    def _start(self, name: str, blob: int, tracker: int | None) -> tuple[LauncherLink, StartedWorker]:
+    def _start(
+        self, name: str, blob: int, tracker: int | None
+    ) -> tuple[LauncherLink, StartedWorker]:
         """Start through the pool's or the shared launcher; that one may be leaving just now."""
         for attempt in (1, 2, 3):
             if self._source is not None:
@@ -253,7 +256,7 @@ class SafeProcess(SafeBase):
     _start_method = None
 
     @staticmethod
-    def _Popen(process: SafeBase) -> SafePopen:
+    def _Popen(process: SafeBase) -> SafePopen:  # noqa: N802 - multiprocessing's name
         popen: SafePopen = PROCESSES[get_start_method()]._Popen(process)
         return popen
 
@@ -264,7 +267,7 @@ class ForkSafeProcess(SafeBase):
     _start_method = "fork"
 
     @staticmethod
-    def _Popen(process: SafeBase) -> SafePopen:
+    def _Popen(process: SafeBase) -> SafePopen:  # noqa: N802 - multiprocessing's name
         return ForkSafePopen(process)
 
 
@@ -274,7 +277,7 @@ class SpawnSafeProcess(SafeBase):
     _start_method = "spawn"
 
     @staticmethod
-    def _Popen(process: SafeBase) -> SafePopen:
+    def _Popen(process: SafeBase) -> SafePopen:  # noqa: N802 - multiprocessing's name
         return SpawnSafePopen(process)
 
 
@@ -284,7 +287,7 @@ class ForkServerSafeProcess(SafeBase):
     _start_method = "forkserver"
 
     @staticmethod
-    def _Popen(process: SafeBase) -> SafePopen:
+    def _Popen(process: SafeBase) -> SafePopen:  # noqa: N802 - multiprocessing's name
         return ForkServerSafePopen(process)
 
 

@@ -60,7 +60,7 @@ def run_callback(callback: _Callback | None, value: Any) -> None:
         callback(value)
     except BaseException:
         arguments = (*sys.exc_info(), threading.current_thread())
-        threading.excepthook(threading.ExceptHookArgs(arguments))  # type: ignore[arg-type]
+        threading.excepthook(threading.ExceptHookArgs(arguments))
 
 
 def check_owner(owner: int) -> None:
@@ -133,7 +133,7 @@ class AsyncResult:
             self._end(True, values[0])
         return True
 
-    def input_ended(self, units: int, error: BaseException | None) -> bool:  # noqa: ARG002
+    def input_ended(self, units: int, error: BaseException | None) -> bool:
         """Engine: an input that fails fails the whole result."""
         if error is not None and not self._complete:
             self._end(False, error)
@@ -161,7 +161,7 @@ class AsyncResult:
         if event is not None:
             event.set()
 
-    __class_getitem__ = classmethod(types.GenericAlias)
+    __class_getitem__: Any = classmethod(types.GenericAlias)
 
 
 ApplyResult = AsyncResult
@@ -371,7 +371,7 @@ class IMapIterator:
             return value
         raise value
 
-    __next__ = next
+    __next__ = next  # noqa: A003 - the method above, as in multiprocessing
 
 
 class IMapUnorderedIterator(IMapIterator):

@@ -20,7 +20,6 @@ Called by: :mod:`safepool.process`, :mod:`safepool.context`, :mod:`safepool.pool
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import signal
 import socket
@@ -43,14 +42,9 @@ from safepool.core.record import RunRecord
 from safepool.errors import ProtectionError
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
-from safepool.link import LauncherLink
-from safepool.monitor import Monitor
+from safepool.launcher_link import LauncherLink
+from safepool.monitor import Monitor, tolerates_degraded
 from safepool.preload import gather_settings, write_settings
-
-logger = logging.getLogger("safepool")
-
-PROTECTION_VARIABLE = "SAFEPOOL_PROTECTION"
-"""Set to "warn", a sidecar that cannot start is a warning instead of an error."""
 
 ARM_TIMEOUT = 30.0
 """Seconds that a sidecar may take to say that it watches."""
@@ -127,8 +121,7 @@ class Run:
 
         Raises ProtectionError with the reason.
         """
-        with self._lock:
-            self.monitor.ensure_sidecar()
+        self.monitor.ensure_sidecar()
         if wait and not self.monitor.armed.wait(ARM_TIMEOUT):
             self.monitor.fail(f"the sidecar did not answer within {ARM_TIMEOUT:g} s")
         self.check()
@@ -158,7 +151,7 @@ class Run:
         launcher_id = next(self._launcher_ids)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = launcher.LauncherConfig(
-            launcher_id, self.run_id, self.mark, grace, one_shot=one_shot
+            launcher_id, self.run_id, self.owner.pid, self.mark, grace, one_shot=one_shot
         )
         pidfd = os.dup(self.pidfd)
         reporters = self.reporters.dup()
@@ -267,11 +260,6 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def tolerates_degraded() -> bool:
-    """Did the user ask for a warning instead of an error?"""
-    return os.environ.get(PROTECTION_VARIABLE, "require") == "warn"
 
 
 def _ticks() -> int:

@@ -39,7 +39,7 @@ def serve(
     conn: socket.socket,
     initializer: Callable[..., object] | None = None,
     initargs: tuple[Any, ...] = (),
-    by_value: bool = False,  # noqa: FBT001, FBT002 - travels in a tuple of arguments
+    by_value: bool = False,
 ) -> None:
     """Be a worker: run the initializer, then tasks until the owner says so or is gone.
 
@@ -102,7 +102,7 @@ class _Task:
     __slots__ = ("body", "item", "job", "kind")
 
     def __init__(self, frame: frames.Frame) -> None:
-        self.kind = frame.kind
+        self.kind = frame.kind & ~frames.AGAIN
         self.job = frame.job
         self.item = frame.item
         self.body = frame.body
@@ -133,7 +133,6 @@ class _Service:
         self._poll.register(claims, select.POLLIN)
         self._poll.register(conn, select.POLLIN)
         self._pid = os.getpid()
-        self._dumps = payload.dumps if by_value else payload.dumps_plain
 
     def run(self) -> None:
         """Do tasks until the owner says QUIT; EOFError or OSError when it is gone."""
@@ -187,6 +186,8 @@ class _Service:
                 self._functions.pop(frame.job, None)
                 self._loaded.pop(frame.job, None)
             else:
+                if frame.kind & frames.AGAIN:
+                    self._by_value = True
                 self._tasks[frame.number] = _Task(frame)
 
     def _do_call(self, number: int, task: _Task) -> None:
@@ -263,17 +264,13 @@ class _Service:
     ) -> bytes | None:
         """The pickle of a value; None if the task was ended with an error instead."""
         try:
-            return self._dumps(value)
+            return payload.dumps(value) if self._by_value else payload.dumps_plain(value)
         except Exception as reason:
-            from multiprocessing.pool import MaybeEncodingError
-
             if page is not None:
                 page.flush()
-            error = MaybeEncodingError(reason, _Shown(value))
-            shown = repr(error)
-            self.send(
-                frames.ERROR, number, item, pickle.dumps((payload.dumps_plain(error), shown, ""))
-            )
+            error = _not_encoded(reason, value)
+            body = pickle.dumps((payload.dumps_plain(error), repr(error), ""))
+            self.send(frames.ERROR, number, item, body)
             return None
 
     def _fail(self, number: int, item: int, error: BaseException) -> None:
@@ -350,6 +347,14 @@ class _WithCause:
         return pool.rebuild_exc, (self._error, self._text)  # type: ignore[attr-defined]
 
 
+def _not_encoded(reason: Exception, value: object) -> BaseException:
+    """What multiprocessing puts in the place of a value or exception that cannot be pickled."""
+    from multiprocessing import pool
+
+    error: BaseException = pool.MaybeEncodingError(reason, _Shown(value))  # type: ignore[attr-defined]
+    return error
+
+
 def _error_body(error: BaseException, *, by_value: bool) -> bytes:
     """Pack an exception for the owner, with the text to fall back on if it cannot be read there."""
     trace = _user_frames(error.__traceback__)
@@ -359,10 +364,7 @@ def _error_body(error: BaseException, *, by_value: bool) -> bytes:
     try:
         data = dumps(_WithCause(error, text))
     except Exception as reason:
-        from multiprocessing.pool import MaybeEncodingError
-
-        substitute = MaybeEncodingError(reason, _Shown(error))
-        data = payload.dumps_plain(_WithCause(substitute, text))
+        data = payload.dumps_plain(_WithCause(_not_encoded(reason, error), text))
     return pickle.dumps((data, repr(_Shown(error)), text))
 
 

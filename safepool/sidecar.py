@@ -20,11 +20,8 @@ Called by: :mod:`safepool.run`, through the interpreter's command line.
 from __future__ import annotations
 
 import os
-import select
-import signal
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -40,21 +37,20 @@ from safepool.core.record import Member
 from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
+from safepool.leftovers import SweepTask, start_up_sweeps
 from safepool.preload import preload, read_settings
 from safepool.sweeper import Sweep
-from safepool.telling import describe
+from safepool.telling import describe, write_gently
 
 CONTROL, OWNER, REPORTS, REPORTERS = 3, 4, 5, 6
 
-_HEAD_START = 0.03
+_HEAD_START = launcher.HEAD_START + 0.025
 """Seconds that launchers get to sweep their own trees before the sidecar looks."""
 
 _LATER = 0.4
 """Seconds by which the sidecar's forced end comes after the launchers' own."""
 
 _OOM_SCORE = "-950"
-_PIPE_CHUNK = 512
-"""Bytes that a pipe which polls writable takes without blocking (POSIX's PIPE_BUF)."""
 
 
 @dataclass
@@ -65,22 +61,13 @@ class _LauncherEntry:
     retired: bool = False
 
 
-@dataclass
-class _Task:
-    """A sweep of the sidecar's own, and what to do when it is over."""
-
-    sweep: Sweep
-    why: str
-    done: Callable[[Sweep], None]
-
-
 def main() -> NoReturn:
     """Be the sidecar; the command line that the owner execs ends here."""
 
     def be_sidecar() -> None:
         try:
             Sidecar(loop.ChildLoop(worker_mask=())).run()
-        except _OwnerNeverSpoke:
+        except _NoOwnerError:
             return
 
     loop.end_with(be_sidecar)
@@ -99,7 +86,7 @@ class _Phase(Enum):
     FINISHED = "finished"
 
 
-class _OwnerNeverSpoke(Exception):
+class _NoOwnerError(Exception):
     """The owner died before it said what the run is: there is nothing to protect."""
 
 
@@ -118,19 +105,20 @@ class Sidecar:
             os.set_inheritable(fd, False)
         self._watches_owner = True
         self._launchers: dict[int, _LauncherEntry] = {}
-        self._tasks: list[_Task] = []
+        self._tasks: list[SweepTask] = []
         self._lines: list[str] = []
         self._phase = _Phase.WATCHING
         self._patient_until: float | None = None
-        self._final: _Task | None = None
+        self._final: SweepTask | None = None
         self._lost_any = False
+        self._beat_at = 0.0
         self._hear_hello()
 
     def _hear_hello(self) -> None:
         assert self._control is not None
         data = self._control.recv(MAX_MESSAGE)
         if not data:
-            raise _OwnerNeverSpoke
+            raise _NoOwnerError
         word, run_id, mark, owner_pid, owner_start, folder, grace, began = decode(data)
         if word != "hello":
             raise WireError(f"expected hello, got {word!r}")
@@ -148,7 +136,8 @@ class Sidecar:
 
     def run(self) -> None:
         """Watch until the run is over, and sweep."""
-        self._sweep_dead_runs()
+        self._tasks += start_up_sweeps(self._files, self._host, self._spared(), self._note)
+        self._beat()
         while self._phase is not _Phase.FINISHED:
             ready = self._children.wait(self._watched(), self._wake_at())
             loop.reap()
@@ -160,6 +149,8 @@ class Sidecar:
             self._hear_reports()
             self._note_dead_launchers(ready)
             self._advance()
+            if time.monotonic() >= self._beat_at:
+                self._beat()
         self._leave()
 
     # -- waiting -----------------------------------------------------------------------
@@ -174,7 +165,12 @@ class Sidecar:
             fds.append(CONTROL)
         return fds
 
-    def _all_tasks(self) -> list[_Task]:
+    def _beat(self) -> None:
+        """Leave a sign of life, by which the next start knows when this run ended."""
+        self._files.give_sign_of_life()
+        self._beat_at = time.monotonic() + registry.HEARTBEAT
+
+    def _all_tasks(self) -> list[SweepTask]:
         return [*self._tasks, self._final] if self._final is not None else list(self._tasks)
 
     def _wake_at(self) -> float | None:
@@ -185,7 +181,7 @@ class Sidecar:
         ]
         if self._patient_until is not None and self._final is None:
             times.append(self._patient_until)
-        return min(times, default=None)
+        return min([*times, self._beat_at])
 
     # -- the owner's words ---------------------------------------------------------------
 
@@ -210,7 +206,7 @@ class Sidecar:
 
     def _obey(self, word: str, fields: list[Any], fds: list[int]) -> None:
         if word == "launch":
-            self._launch(*fields, fds=fds)
+            self._launch(fds, *fields)
         elif word == "attach":
             self._attach(*fields)
         elif word == "lost":
@@ -219,7 +215,7 @@ class Sidecar:
             self._phase = _Phase.RETIRING
             self._patient_until = time.monotonic() + self._longest_grace() + _LATER
 
-    def _launch(self, launcher_id: int, method: str, grace: float, fds: list[int]) -> None:
+    def _launch(self, fds: list[int], launcher_id: int, method: str, grace: float) -> None:
         """Fork a launcher from here, and tell the owner."""
         control_fd, blob = fds
         try:
@@ -256,6 +252,7 @@ class Sidecar:
                 launcher.LauncherConfig(
                     launcher_id=launcher_id,
                     run_id=self._run_id,
+                    owner_pid=self._owner.pid,
                     owner_mark=self._mark,
                     grace=grace,
                     idle_after=settings.idle_after,
@@ -329,7 +326,7 @@ class Sidecar:
         )
         sweep = Sweep(self._host, target, StopPolicy(self._grace), self._look)
         self._tasks.append(
-            _Task(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
+            SweepTask(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
         )
 
     # -- the end -------------------------------------------------------------------------
@@ -339,6 +336,8 @@ class Sidecar:
         if self._phase not in (_Phase.WATCHING, _Phase.RETIRING):
             return
         self._phase = _Phase.OWNERLESS
+        # So that no other start sweeps the same run; without it both do, which is harmless.
+        self._files.claim()
         self._patient_until = time.monotonic() + _HEAD_START
         if "sidecar" not in nets():
             self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
@@ -358,7 +357,7 @@ class Sidecar:
         policy = StopPolicy(self._longest_grace() + _LATER)
         closed = self._phase is _Phase.RETIRING
         why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
-        self._final = _Task(Sweep(self._host, target, policy, self._look), why, lambda _: None)
+        self._final = SweepTask(Sweep(self._host, target, policy, self._look), why, lambda _: None)
 
     def _spared(self) -> frozenset[Incarnation]:
         return frozenset({self._me, self._owner})
@@ -384,9 +383,8 @@ class Sidecar:
         elif not self._launchers or time.monotonic() >= (self._patient_until or 0.0):
             self._begin_last_sweep()
 
-    def _settle(self, task: _Task) -> None:
-        launchers = frozenset(e.incarnation.pid for e in self._launchers.values())
-        for level, text in describe(task.sweep, task.why, launchers, asked=False):
+    def _settle(self, task: SweepTask) -> None:
+        for level, text in describe(task.sweep, task.why, asked=False):
             self._note(level, text)
         task.sweep.close()
         task.done(task.sweep)
@@ -403,42 +401,7 @@ class Sidecar:
             self._files.retire()
         if self._lines:
             self._lines.append(f"safepool: this is on record in {self._files.log_path}")
-            _write_gently(2, self._lines)
-
-    def _sweep_dead_runs(self) -> None:
-        """Look for what runs left whose owner, sidecar and launchers all were killed."""
-        try:
-            here = registry.here(self._host)
-            dead = registry.dead_runs(self._files.directory, here, self._host)
-        except Exception as error:
-            # Old debris is not worth the new run's protection; it is told and left.
-            self._note("warning", f"the registry could not be examined: {error}")
-            return
-        for run in dead:
-            self._sweep_dead_run(run)
-
-    def _sweep_dead_run(self, run: registry.DeadRun) -> None:
-        files = registry.RunFiles.attach(self._files.directory, run.record.run_id)
-        if not files.claim():
-            return
-        target = Target(
-            roots=frozenset(member.incarnation for member in run.members),
-            run_id=run.record.run_id,
-            born_from=run.record.started_ticks,
-            born_until=0,
-            spare=self._spared(),
-        )
-        policy = StopPolicy(run.record.grace)
-
-        def done(sweep: Sweep) -> None:
-            if sweep.report is not None and sweep.report.stuck:
-                files.close()
-            else:
-                files.retire()
-
-        sweep = Sweep(self._host, target, policy, self._look)
-        why = f"left by run {run.record.run_id[:8]}, whose owner {run.record.owner.pid} is gone"
-        self._tasks.append(_Task(sweep, why, done))
+            write_gently(2, self._lines)
 
     # -- telling -------------------------------------------------------------------------
 
@@ -460,19 +423,3 @@ class Sidecar:
             self._say("log", level, text)
         elif level != "debug":
             self._lines.append(f"safepool: {text}")
-
-
-def _write_gently(fd: int, lines: list[str]) -> None:
-    """Write to a descriptor that nobody may be reading: what would block is left out."""
-    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU, signal.SIGPIPE})
-    while data:
-        if not any(event & select.POLLOUT for _, event in poll.poll(0)):
-            return
-        try:
-            written = os.write(fd, data[:_PIPE_CHUNK])
-        except OSError:
-            return
-        data = data[written:]

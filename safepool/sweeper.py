@@ -152,7 +152,8 @@ class Sweep:
             self._is_starved = True
             rows = dict(self._last_rows)
         self._last_rows = {pid: r for pid, r in rows.items() if r.incarnation not in dead}
-        if self._is_starved and not any(r.incarnation in self._living for r in rows.values()):
+        left = {row.incarnation for row in self._last_rows.values()}
+        if self._is_starved and self._living.isdisjoint(left):
             return None
         return Snapshot(self._last_rows, self._host.now())
 
@@ -199,7 +200,8 @@ class Sweep:
     def _open(self, name: Incarnation) -> Handle | NoHandle:
         """Open a handle; if that fails for want of room, make some and try again."""
         handle = self._host.open(name)
-        if handle is NoHandle.UNKNOWN and self._handles:
+        if handle is NoHandle.UNKNOWN and self._handles and not self._is_starved:
+            self._is_starved = True
             self._make_room()
             handle = self._host.open(name)
         return handle

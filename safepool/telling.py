@@ -9,38 +9,35 @@ Called by: the launcher and the sidecar, when a sweep is over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import os
+import select
+from collections.abc import Iterator
 
 from safepool.core.identity import Incarnation
-from safepool.core.planner import EndedProcess
 from safepool.sweeper import Sweep
 
 SPARE = "what must outlive the run has to be started outside of it"
 
 
-def describe(
-    sweep: Sweep, why: str, own: Collection[int], *, asked: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield (level, text) for each process of a finished sweep.
+def describe(sweep: Sweep, why: str, *, asked: bool) -> Iterator[tuple[str, str]]:
+    """Yield (level, text) for each process of a finished sweep that had to be ended.
 
-    ``own`` are the pids of workers and launchers, which end as a matter of course;
+    The sweep's roots are workers and launchers, which end as a matter of course;
     ``asked`` says that the owner's program wanted this end.
     """
     report = sweep.report
     if report is None:
         return
     for process in report.ended:
-        is_own = process.incarnation.pid in own
         if process.last_signal is None:
             continue
+        is_own = process.how == "named"
         level = "debug" if is_own and asked else "info" if is_own else "warning"
-        kind = "worker" if is_own else "stray"
+        what = "worker" if is_own else "stray"
+        found = "as registered" if is_own else f"found as {process.how}"
         advice = "" if is_own else f" ({SPARE})"
-        yield (
-            level,
-            f"{why}: ended {kind} {_who(sweep, process.incarnation)}, {_how(process)}, "
-            f"with {process.last_signal.value}{advice}",
-        )
+        who, signal = _who(sweep, process.incarnation), process.last_signal.value
+        yield level, f"{why}: ended {what} {who}, {found}, with {signal}{advice}"
     for stuck in report.stuck:
         yield "error", f"{why}: could not end {_who(sweep, stuck.incarnation)}: {stuck.reason}"
 
@@ -50,5 +47,19 @@ def _who(sweep: Sweep, incarnation: Incarnation) -> str:
     return f"{incarnation.pid} ({command})" if command else str(incarnation.pid)
 
 
-def _how(process: EndedProcess) -> str:
-    return f"found as {process.how}" if process.how != "named" else "as registered"
+def write_gently(fd: int, lines: list[str]) -> None:
+    """Write to a descriptor that nobody may be reading; what would block is left out.
+
+    In pieces of PIPE_BUF's least value (POSIX): what polls writable takes that much.
+    """
+    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    while data:
+        if not any(event & select.POLLOUT for _, event in poll.poll(0)):
+            return
+        try:
+            written = os.write(fd, data[:512])
+        except OSError:
+            return  # closed by its reader: there is nobody to tell
+        data = data[written:]

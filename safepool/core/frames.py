@@ -42,6 +42,10 @@ VALUES: Final = 9
 ERROR: Final = 10
 BY_VALUE: Final = 11
 
+AGAIN: Final = 1 << 8
+"""Added to the kind of a task that comes again, by value: its worker lacks names of the
+owner's main module, so its results may have to go by value, too."""
+
 _HEADER = struct.Struct("<QQQII")
 _LENGTH = struct.Struct("<I")
 _PAGE = struct.Struct("=QQQ")

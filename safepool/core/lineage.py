@@ -41,6 +41,11 @@ def is_tag(limit: int) -> bool:
     return limit >= _TAG_BIT and limit >> 63 == 0
 
 
+def is_helper_tag(tag: int | None) -> bool:
+    """Tell whether ``tag`` is that of a sidecar or launcher, of any run."""
+    return tag is not None and is_tag(tag) and tag & ((1 << _WORKER_BITS) - 1) == HELPER
+
+
 def is_tag_of_run(tag: int | None, run_id: str) -> bool:
     """Tell whether ``tag`` is that of any worker or helper of the run."""
     return tag is not None and tag >> _WORKER_BITS == tag_of(run_id, 0) >> _WORKER_BITS

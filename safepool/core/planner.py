@@ -141,6 +141,7 @@ class SweepState:
     ends_at: float
     phase: Phase = Phase.POLITE
     members: Mapping[Incarnation, Member] = field(default_factory=dict)
+    has_forced: bool = False
     held_looks: int = 0
     quiet_looks: int = 0
     report: SweepReport | None = None
@@ -183,7 +184,7 @@ def advance(state: SweepState, snapshot: Snapshot, now: float) -> Step:
         return _ask(state, found, now)
     if now < state.ends_at:
         return _force(state, found, now)
-    if state.phase in (Phase.POLITE, Phase.HOLD):
+    if not state.has_forced:
         # The sweeper got no time before the deadline. It still kills, and waits a
         # moment: otherwise it would report as stuck what dies of that very signal.
         return _force(replace(state, ends_at=now + LAST_WAIT), found, now)
@@ -256,7 +257,8 @@ def _force(state: SweepState, found: Sequence[Found], now: float) -> Step:
     signals = [Signal(one.row.incarnation, Sig.KILL) for one in reversed(pending)]
     phase = Phase.FORCED if signals else Phase.CONFIRM
     look_at = min(state.ends_at, now + _patience(now - state.forced_at))
-    return _step(replace(state, phase=phase, held_looks=0), signals, look_at, found)
+    state = replace(state, phase=phase, has_forced=True, held_looks=0)
+    return _step(state, signals, look_at, found)
 
 
 def _is_to_hold(state: SweepState, one: Found) -> bool:

@@ -27,10 +27,8 @@ log         level, text                                 sidecar -> owner
 start       worker number, name, which stdio,           owner -> launcher
             tracker sent, one-shot
 end         worker number, grace                        owner -> launcher
-interrupt   worker number                               owner -> launcher
-close       (none)                                      owner -> launcher
 told        launcher, level, text                       launcher -> sidecar
-retired     launcher                                    launcher -> sidecar
+retired     launcher                                    launcher -> both
 ========== ========================================== =======================
 """
 

@@ -16,11 +16,12 @@ What cannot be read is left where it is and reported, never deleted.
 
 from __future__ import annotations
 
-from safepool.registry.files import RunFiles, prune
+from safepool.registry.files import HEARTBEAT, RunFiles, prune
 from safepool.registry.look import DeadRun, FoundRun, ProcessSource, dead_runs, here, scan
 from safepool.registry.place import directory
 
 __all__ = [
+    "HEARTBEAT",
     "DeadRun",
     "FoundRun",
     "ProcessSource",

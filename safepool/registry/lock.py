@@ -31,6 +31,7 @@ class RunLock:
         self._run_id = run_id
         self._fd = -1
         self._taken_by = 0
+        self._file = (0, 0)
 
     def create(self) -> None:
         """Make the file and lock it; FileExistsError if there is one, OSError otherwise."""
@@ -63,15 +64,29 @@ class RunLock:
         return True
 
     def release(self) -> None:
-        """Let go, if this process has it. A forked copy only forgets; the descriptor stays open."""
+        """Let go; in a forked copy, which has no lock, close the inherited descriptor."""
         fd, self._fd = self._fd, -1
-        if fd >= 0 and self._taken_by == os.getpid():
+        if fd < 0:
+            return
+        if self._taken_by == os.getpid():
             _held.pop(self._run_id, None)
-            os.close(fd)
+        elif not self._is_lock_file(fd):
+            return  # the child closed what it inherited, and this number means something else now
+        os.close(fd)
+
+    def _is_lock_file(self, fd: int) -> bool:
+        """Tell whether the descriptor still is that of the file that was locked."""
+        try:
+            found = os.fstat(fd)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._file
 
     def _keep(self, fd: int) -> None:
         self._fd = fd
         self._taken_by = os.getpid()
+        found = os.fstat(fd)
+        self._file = (found.st_dev, found.st_ino)
         _held[self._run_id] = self._taken_by
 
 

@@ -30,6 +30,9 @@ from safepool.errors import ProtectionError
 START_TIMEOUT = 300.0
 """Seconds that a start may take: a forkserver launcher imports the user's main module first."""
 
+REAP_TIMEOUT = 2.0
+"""Seconds that the owner waits for a helper that is about to leave."""
+
 _SEND_TIMEOUT = 30.0
 
 
@@ -98,7 +101,8 @@ class LauncherLink:
                 os.close(writer)
             status = read_status(reader, START_TIMEOUT)
             if isinstance(status, Failed):
-                raise OSError(status.number, f"a worker cannot be started: {os.strerror(status.number)}")
+                reason = os.strerror(status.number)
+                raise OSError(status.number, f"a worker cannot be started: {reason}")
             if not isinstance(status, Started):
                 raise LauncherLostError(
                     "the launcher died while it started a worker; see the log for what killed it"
@@ -120,6 +124,12 @@ class LauncherLink:
         """Let the launcher end all that is left, and leave. May be called again."""
         self.is_closed = True
         self.control.close()
+
+    def reap(self) -> None:
+        """Reap a launcher that is the owner's child and about to leave; bounded."""
+        pid, self.child_pid = self.child_pid, None
+        if pid is not None:
+            reap_child(pid, REAP_TIMEOUT)
 
     def _send(self, message: bytes, fds: list[int]) -> None:
         try:
@@ -148,3 +158,21 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def reap_child(pid: int, timeout: float) -> int | None:
+    """Wait for a child of ours; None when it does not end in time or somebody else reaped it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(timeout * 1000)
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(status) if reaped else None

@@ -1,0 +1,80 @@
+"""What dead runs have left, and the sweeps that end it: the last net.
+
+When the owner, its sidecar and its launchers were all killed in the same instant,
+workers die with their launcher (PDEATHSIG) but what they had started may live on.
+Every start of a run looks into the registry for runs whose owner is proven dead,
+claims each, and ends what bears its tag or mark and was born within its life.
+
+Called by: the sidecar, once it is armed; it carries the sweeps out beside its watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from safepool import registry
+from safepool.core.identity import Incarnation
+from safepool.core.planner import Target
+from safepool.core.policy import StopPolicy
+from safepool.errors import SafePoolError
+from safepool.host.base import Host
+from safepool.sweeper import Sweep
+
+
+@dataclass
+class SweepTask:
+    """A sweep, why it is made, and what to do when it is over."""
+
+    sweep: Sweep
+    why: str
+    done: Callable[[Sweep], None]
+
+
+def start_up_sweeps(
+    files: registry.RunFiles,
+    host: Host,
+    spare: frozenset[Incarnation],
+    note: Callable[[str, str], None],
+) -> list[SweepTask]:
+    """Return a sweep for each dead run that nobody else has claimed.
+
+    ``note`` is told what could not be examined: old debris is not worth the
+    protection of the new run, so nothing is raised.
+    """
+    try:
+        dead = registry.dead_runs(files.directory, registry.here(host), host)
+    except (OSError, SafePoolError) as error:
+        note("warning", f"the registry could not be examined for dead runs: {error}")
+        return []
+    tasks = []
+    for run in dead:
+        claimed = registry.RunFiles.attach(files.directory, run.record.run_id)
+        if claimed.claim():
+            tasks.append(_sweep_of(run, claimed, host, spare))
+    return tasks
+
+
+def _sweep_of(
+    run: registry.DeadRun,
+    files: registry.RunFiles,
+    host: Host,
+    spare: frozenset[Incarnation],
+) -> SweepTask:
+    target = Target(
+        roots=frozenset(member.incarnation for member in run.members),
+        run_id=run.record.run_id,
+        born_from=run.record.started_ticks,
+        born_until=files.last_sign_of_life(),
+        spare=spare,
+    )
+    sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
+
+    def done(sweep: Sweep) -> None:
+        if sweep.report is not None and sweep.report.stuck:
+            files.close()  # it stays on record, for the next start to try again
+        else:
+            files.retire()
+
+    owner = run.record.owner.pid
+    return SweepTask(sweep, f"left by an earlier run whose owner {owner} is gone", done)

@@ -1,0 +1,138 @@
+"""The owner's end of the sidecar: start it, talk to it, reap it.
+
+The sidecar is exec'd with posix_spawn: no code of ours runs between fork and exec,
+however many threads the owner has. It begins with every signal blocked.
+
+Called by: :mod:`safepool.monitor`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from safepool.core.policy import DEFAULT_GRACE
+from safepool.core.wire import encode
+from safepool.errors import ProtectionError
+from safepool.launcher_link import REAP_TIMEOUT, reap_child
+
+if TYPE_CHECKING:
+    from safepool.run import Run
+
+_FIRST_FREE_FD = 16
+
+
+@dataclass
+class SidecarLink:
+    """The sidecar as its owner sees it: a child, and a socket to talk to it."""
+
+    pid: int
+    control: socket.socket
+    is_armed: bool = False
+
+    def say(self, message: bytes, fds: list[int]) -> bool:
+        """Send a message; False when the sidecar is gone."""
+        try:
+            socket.send_fds(self.control, [message], fds)
+        except OSError:
+            return False
+        return True
+
+    def reap(self) -> int | None:
+        """Close the socket and wait for the end, within bounds; return the exit code."""
+        self.control.close()
+        return reap_child(self.pid, REAP_TIMEOUT)
+
+
+def start_sidecar(run: Run) -> SidecarLink:
+    """Exec a sidecar and tell it what the run is; raises ProtectionError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hello = encode(
+        "hello",
+        run.run_id,
+        run.mark,
+        run.owner.pid,
+        run.owner.start,
+        run.files.directory,
+        DEFAULT_GRACE,
+        run.began,
+    )
+    try:
+        ours.send(hello)
+        pid = _spawn(run, theirs.fileno())
+    except OSError as error:
+        ours.close()
+        raise ProtectionError(
+            f"the sidecar cannot be started with {executable()!r}: {error.strerror or error}; "
+            "safepool starts nothing that it could not protect"
+        ) from error
+    finally:
+        theirs.close()
+    return SidecarLink(pid, ours)
+
+
+def executable() -> str:
+    """The interpreter that sidecars are started with."""
+    from multiprocessing import spawn
+
+    return os.fsdecode(spawn.get_executable() or sys.executable or "")
+
+
+def _spawn(run: Run, control: int) -> int:
+    """posix_spawn the interpreter: no code of ours runs between fork and exec."""
+    from multiprocessing import util
+
+    from safepool import sidecar
+
+    folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    program = (
+        "import sys; sys.path[:] = [p for p in sys.path if p]; "
+        f"{folder!r} in sys.path or sys.path.append({folder!r}); "
+        "from safepool.sidecar import main; main()"
+    )
+    arguments = [
+        executable(),
+        *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+        "-c",
+        program,
+        "safepool-sidecar",
+        f"run={run.run_id}",
+        f"owner={run.owner.pid}",
+    ]
+    wanted = {
+        sidecar.CONTROL: control,
+        sidecar.OWNER: run.pidfd,
+        sidecar.REPORTS: run.reports.fileno(),
+        sidecar.REPORTERS: run.reporters.fileno(),
+    }
+    moved: dict[int, int] = {}
+    try:
+        for target, fd in wanted.items():
+            moved[target] = _move_up(fd)
+        actions: list[Any] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
+        ]
+        actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in moved.items()]
+        return os.posix_spawn(
+            arguments[0],
+            arguments,
+            os.environ,
+            file_actions=actions,
+            setpgroup=0,
+            setsigmask=signal.valid_signals(),
+        )
+    finally:
+        for fd in moved.values():
+            os.close(fd)
+
+
+def _move_up(fd: int) -> int:
+    """Duplicate a descriptor above those that the sidecar is born with."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)

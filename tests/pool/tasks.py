@@ -1,0 +1,112 @@
+"""Task functions that tests send to workers, importable there under every start method."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def add(x: int, y: int = 0) -> int:
+    return x + y
+
+
+def identity(x: Any) -> Any:
+    return x
+
+
+def pid(_: Any = None) -> int:
+    return os.getpid()
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+def kill_self(_: Any = None, number: int = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(60)  # until it arrives
+
+
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def note(folder: str, item: int, killer: int) -> int:
+    """Leave one file per run of an item; the killer's worker dies of it."""
+    with open(Path(folder) / f"{item}-{os.getpid()}-{time.monotonic_ns()}", "x"):
+        pass
+    if item == killer:
+        kill_self()
+    return item
+
+
+def wait_for_file(path: str, bound: float = 30.0) -> bool:
+    """Wait until another task or the test has made a file."""
+    until = time.monotonic() + bound
+    while not Path(path).exists():
+        if time.monotonic() > until:
+            raise TimeoutError(path)
+        time.sleep(0.005)
+    return True
+
+
+def touch(path: str) -> None:
+    Path(path).touch()
+
+
+def touch_and_hang(path: str) -> None:
+    touch(path)
+    time.sleep(60)
+
+
+class Unreadable(Exception):
+    """Pickles, but cannot be made again from what it pickled."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+class Stubborn:
+    """Cannot be pickled, and says so in its own way."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not this one")
+
+
+class FailsToLoad:
+    """Pickles, but its unpickling raises what it is told to."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        return raise_it, (self.error,)
+
+
+def make_fails_to_load(error: BaseException) -> FailsToLoad:
+    return FailsToLoad(error)
+
+
+def return_lambda() -> Any:
+    return lambda: 0
+
+
+def fork_and_return_twice() -> int:
+    """Both copies come back; the copy must not answer, too."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return child
+
+
+def close_everything() -> None:
+    os.closerange(3, 4096)
+    time.sleep(60)

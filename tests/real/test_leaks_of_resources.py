@@ -1,0 +1,109 @@
+"""Pools that come and go leave nothing behind in a long-lived owner, and nothing after it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit import truth
+from tests.kit.jail import Jail
+
+BOUND = 10.5
+
+MANY = """
+    import gc
+    from safepool import get_context
+    from tests.kit import truth
+
+    def one_pool(context):
+        with context.Pool(1, grace=0.5) as pool:
+            assert pool.apply(abs, (-1,)) == 1
+        pool.join()
+
+    def one_closed_pool(context):
+        pool = context.Pool(1, grace=0.5)
+        assert list(pool.imap_unordered(abs, [-1, -2])) in ([1, 2], [2, 1])
+        pool.close()
+        pool.join()
+
+    def one_process(context):
+        process = context.Process(target=abs, args=(1,))
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+        process.close()
+
+    if __name__ == "__main__":
+        method, kind, count = sys.argv[1:]
+        context = get_context(method)
+        work = globals()[kind]
+        work(context)
+        gc.collect()
+        files = truth.open_files()
+        for _ in range(int(count)):
+            work(context)
+        gc.collect()
+        more = {fd: name for fd, name in truth.open_files().items() if fd not in files}
+        say("files", f"{len(files)} {len(truth.open_files())} {more}")
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("one_pool", 25), ("one_closed_pool", 25), ("one_process", 30)]
+)
+def test_pools_that_come_and_go_leave_only_the_one_sidecar(
+    method: str, kind: str, count: int, jail: Jail
+) -> None:
+    """After many pools: one helper process, no zombie, no more descriptors, no shared names."""
+    names = truth.shared_names()
+    owner = jail.script(MANY, method, kind, str(count))
+    files, now, more = jail.hear("files", seconds=60)[0].text.split(" ", 2)
+
+    def one_sidecar() -> bool:
+        return len(truth.sidecars(owner.pid)) == 1 and len(jail.pids()) == 2
+
+    # Promise: within 1 s of their last duty; the rest is for a busy machine.
+    truth.until(one_sidecar, f"more than owner and sidecar: {jail.living()}", 3)
+    offspring = truth.descendants(owner.pid)
+    assert [truth.describe(pid) for pid in offspring if not truth.is_alive(pid)] == []
+    assert int(now) <= int(files), f"{files} descriptors have become {now}: {more}"
+    assert truth.shared_names() <= names, "names in /dev/shm are left"
+    owner.go()
+    assert owner.wait() == 0, owner.errors()
+    jail.assert_empty("after many pools", 3)
+    assert truth.shared_names() <= names, "names in /dev/shm are left"
+
+
+SHORT = """
+    from safepool import get_context
+    if __name__ == "__main__":
+        pool = get_context(sys.argv[1]).Pool(1)
+        assert pool.apply(abs, (-1,)) == 1
+        if sys.argv[2] == "os_exit":
+            os._exit(5)
+        sys.exit(5)
+"""
+
+
+def test_fifty_short_owners_leave_no_process(method: str, jail: Jail) -> None:
+    """Owners that come and go, with an open pool: no worker, launcher or sidecar stays."""
+    names = truth.shared_names()
+    ends = ["os_exit", "sys_exit"] * (8 if method != "fork" else 9)
+    for start in range(0, len(ends), 4):
+        owners = [jail.script(SHORT, method, end) for end in ends[start : start + 4]]
+        for owner in owners:
+            assert owner.wait() == 5, owner.errors()
+    jail.assert_empty(f"after {len(ends)} owners", BOUND)
+    assert truth.shared_names() <= names, "names in /dev/shm are left"
+    left = [path.name for path in (jail.folder / "run").glob("safepool/*") if path.suffix != ".log"]
+    assert not left, "records of finished runs are left"
+
+
+def test_shared_memory_of_killed_owners_is_not_kept(method: str, jail: Jail) -> None:
+    """An owner with a pool is SIGKILLed: what safepool itself shares leaves no name."""
+    names = truth.shared_names()
+    owner = jail.owner(f"--method={method}", "--cast=busy_python,gil_held")
+    jail.hear("ready", 2)
+    assert truth.shared_names() <= names, "a running pool has names in /dev/shm"
+    owner.send(9)
+    jail.assert_empty("owner killed", BOUND)

@@ -1,0 +1,280 @@
+"""The sweeper's part of a sweep, on a made-up host whose every answer the test decides.
+
+Handles are real pipes, since the sweeper polls them; the clock stands still unless the
+test moves it. Real processes are swept in tests/real.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from safepool import sweeper
+from safepool.core.identity import Incarnation, ProcessRow, Snapshot
+from safepool.core.planner import Sig, Target
+from safepool.core.policy import StopPolicy
+from safepool.host.base import Handle, NoHandle, Sending
+from safepool.sweeper import Sweep, run
+from tests.kit import truth
+
+POLICY = StopPolicy(4.0, 1.0)
+
+
+def name(pid: int) -> Incarnation:
+    return Incarnation(pid, pid)
+
+
+class Pipe:
+    """A handle that becomes readable when ``die`` is called."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self.incarnation = incarnation
+        self.fd, self._writer = os.pipe()
+        self._is_open = True
+
+    def die(self) -> None:
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+    def close(self) -> None:
+        self.die()
+        if self._is_open:
+            self._is_open = False
+            os.close(self.fd)
+
+
+class Stand:
+    """A host with the processes that the test puts into ``rows``."""
+
+    def __init__(self, *pids: int) -> None:
+        self.clock = 0.0
+        self.rows = {pid: ProcessRow(pid, pid, 5) for pid in (5, *pids)}
+        self.sent: list[tuple[int, Sig]] = []
+        self.denied: set[int] = set()
+        self.broken: set[int] = set()
+        self.immortal: set[int] = set()
+        self.is_blind = False
+        self.hidden: set[int] = set()
+        self.pipes: dict[int, Pipe] = {}
+
+    def look(self) -> Snapshot:
+        if self.is_blind:
+            raise OSError(errno.ENFILE, "no descriptors")
+        rows = {pid: row for pid, row in self.rows.items() if pid not in self.hidden}
+        return Snapshot(rows, self.clock)
+
+    def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
+        return self.look()
+
+    def look_all(self, *, tags: bool) -> Snapshot:
+        return self.look()
+
+    def row(self, pid: int) -> ProcessRow | None:
+        return self.rows.get(pid)
+
+    def incarnation(self, pid: int) -> Incarnation | None:
+        return None if pid not in self.rows else self.rows[pid].incarnation
+
+    def open(self, incarnation: Incarnation) -> Handle | NoHandle:
+        if self.is_blind:
+            return NoHandle.UNKNOWN
+        if self.incarnation(incarnation.pid) != incarnation:
+            return NoHandle.GONE
+        pipe = self.pipes[incarnation.pid] = Pipe(incarnation)
+        return pipe
+
+    def send(self, handle: Handle, sig: Sig) -> Sending:
+        pid = handle.incarnation.pid
+        if pid in self.broken:
+            raise OSError(errno.ENOMEM, "broken")
+        if pid in self.denied:
+            return Sending.DENIED
+        self.sent.append((pid, sig))
+        if sig is Sig.KILL and pid not in self.immortal:
+            self.end(pid)
+        return Sending.SENT
+
+    def end(self, pid: int) -> None:
+        del self.rows[pid]
+        if pid in self.pipes:
+            self.pipes[pid].die()
+
+    def now(self) -> float:
+        return self.clock
+
+    def command_line(self, pid: int) -> str:
+        return f"program {pid}"
+
+    def read_tag(self, pid: int) -> int | None:
+        return None
+
+    def read_mark(self, pid: int) -> str | None:
+        return None
+
+    def boot_id(self) -> str:
+        return "boot"
+
+    def pid_namespace(self) -> int:
+        return 1
+
+    def sweep(self, policy: StopPolicy = POLICY) -> Sweep:
+        return Sweep(
+            self, Target(subtree_of=name(5), spare=frozenset({name(5)})), policy, self.look
+        )
+
+
+@pytest.fixture(autouse=True)
+def no_descriptor_is_left() -> Iterator[None]:
+    before = truth.open_files()
+    yield
+    assert truth.open_files() == before
+
+
+def finish(stand: Stand, sweep: Sweep) -> None:
+    """Advance to the end as a poll loop would, the clock running along."""
+    for _ in range(1000):
+        sweep.advance()
+        if sweep.wake_at is None:
+            return
+        stand.clock = max(stand.clock + 0.001, sweep.wake_at)
+    raise AssertionError("the sweep does not end")
+
+
+def test_the_dead_are_no_longer_watched() -> None:
+    """A zombie's pidfd stays readable: left in the poll loop it would spin."""
+    stand = Stand(10, 11)
+    sweep = stand.sweep()
+    sweep.advance()
+    assert len(sweep.watched) == 2
+    stand.pipes[10].die()  # the row stays as it is, as that of a zombie that nobody reaps
+    sweep.advance()
+    assert sweep.watched == [stand.pipes[11].fd]
+    stand.end(11)
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert len(sweep.report.ended) == 2
+
+
+def test_the_start_of_the_grace_may_lie_in_the_past() -> None:
+    """Who has asked politely before hands that time over."""
+    stand = Stand(10)
+    stand.clock = 4.0
+    target = Target(roots=frozenset({name(10)}))
+    run_out = Sweep(stand, target, POLICY, stand.look, start=0.0)
+    run_out.advance()
+    assert stand.sent == [(10, Sig.STOP)]
+    run_out.close()
+    run_out.close()
+
+
+def test_the_sweeping_process_spares_itself() -> None:
+    """Also when the caller names it."""
+    stand, own = Stand(10), os.getpid()
+    stand.rows[own] = ProcessRow(own, own, 5)
+    sweep = Sweep(
+        stand, Target(roots=frozenset({name(own), name(10)})), StopPolicy(0.0), stand.look
+    )
+    assert [process.incarnation for process in run(sweep).ended] == [name(10)]
+    assert own not in {pid for pid, _ in stand.sent}
+
+
+def test_trouble_with_one_process_does_not_stop_the_others() -> None:
+    """One that cannot be signalled and one that may not be: the rest is ended, they are told."""
+    stand = Stand(10, 11, 12, 13)
+    stand.denied, stand.broken = {10}, {12}
+    sweep = stand.sweep(StopPolicy(0.0, 1.0))
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert sorted(process.incarnation.pid for process in sweep.report.ended) == [11, 13]
+    reasons = {stuck.incarnation.pid: stuck.reason for stuck in sweep.report.stuck}
+    assert reasons == {
+        10: "no permission to signal it",
+        12: "no file descriptor was free to signal it",
+    }
+
+
+def test_a_sweep_that_gives_up_keeps_no_descriptor() -> None:
+    """A poll loop that sees the report has nothing left to close."""
+    stand = Stand(10)
+    stand.immortal = {10}
+    sweep = stand.sweep(StopPolicy(0.0, 1.0))
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert [stuck.incarnation for stuck in sweep.report.stuck] == [name(10)]
+    assert sweep.watched == []
+    again = stand.sent.copy()
+    sweep.advance()
+    assert stand.sent == again
+
+
+def test_a_member_that_a_look_has_missed_is_not_given_up() -> None:
+    """Orphans move while they are listed: who is missing is asked for by pid."""
+    stand = Stand(10)
+    sweep = stand.sweep()
+    sweep.advance()
+    stand.hidden = {10}
+    for _ in range(3):
+        sweep.advance()
+        assert sweep.report is None
+    stand.end(10)
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert [process.incarnation for process in sweep.report.ended] == [name(10)]
+
+
+def test_a_look_that_fails_proves_nobody_dead() -> None:
+    """Without descriptors there is no end of the sweep, however late, until there is a look."""
+    stand = Stand(10, 11)
+    sweep = stand.sweep()
+    sweep.advance()
+    stand.end(10)
+    stand.is_blind = True
+    stand.end(11)
+    stand.rows[12] = ProcessRow(12, 12, 5)
+    for _ in range(20):
+        sweep.advance()
+        assert sweep.report is None
+        assert sweep.wake_at is not None
+        assert sweep.wake_at > stand.clock, "it would spin"
+        stand.clock += 1.0
+    stand.is_blind = False
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert {process.incarnation.pid for process in sweep.report.ended} == {10, 11, 12}
+
+
+def test_few_of_many_are_watched_and_all_are_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors are a limited good."""
+    monkeypatch.setattr(sweeper, "MOST_WATCHED", 3)
+    stand = Stand(*range(10, 30))
+    sweep = stand.sweep()
+    sweep.advance()
+    assert len(sweep.watched) == 3
+    assert stand.sent == [(pid, Sig.TERM) for pid in range(10, 30)]
+    assert sweep.command_lines[name(29)] == "program 29"
+    stand.clock = 4.0
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert len(sweep.report.ended) == 20
+
+
+def test_a_recycled_pid_gets_nothing() -> None:
+    """Between look and signal the process has ended and its number went to another."""
+    stand = Stand(10)
+    sweep = stand.sweep()
+    real = stand.look
+
+    def look() -> Snapshot:
+        snapshot = real()
+        stand.rows[10] = replace(stand.rows[10], start=99)
+        return snapshot
+
+    sweep._look = look
+    sweep.advance()
+    assert stand.sent == []
+    sweep.close()
