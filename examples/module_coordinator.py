@@ -58,7 +58,7 @@ def supervise(modules, until):
     except KeyboardInterrupt:
         print("interrupted", flush=True)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C leaves nobody behind
+        signal.signal(signal.SIGINT, lambda *_: None)  # a second Ctrl-C leaves nobody behind
         for module in reversed(started):
             module.process.terminate()
             module.process.join()

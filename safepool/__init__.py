@@ -38,6 +38,8 @@ _OWN = {
     "WorkerLostError": "safepool.errors",
 }
 
+_MODULES = {"connection", "managers", "queues", "shared_memory", "sharedctypes", "synchronize"}
+
 # Fixed here, so that ``from safepool import *`` does not depend on what is loaded.
 __all__ = [  # noqa: PLE0604 - the names below are resolved by __getattr__
     *_OWN,
@@ -62,6 +64,8 @@ def __getattr__(name: str) -> Any:
         return __getattr__("SafeProcess")
     import multiprocessing
 
+    if name in _MODULES:
+        return importlib.import_module(f"multiprocessing.{name}")
     if name not in multiprocessing.__all__:
         raise AttributeError(f"module 'safepool' has no attribute {name!r}")
     if name[0].isupper() and not isinstance(getattr(multiprocessing, name), type):

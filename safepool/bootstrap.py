@@ -271,8 +271,9 @@ def _become(blob: int, sentinel: int, tracker: int | None, inherited: tuple[int,
 
     global _inherited
     _inherited = inherited
-    resource_tracker._resource_tracker._fd = tracker
-    return int(spawn._main(blob, sentinel))  # type: ignore[attr-defined]
+    tracker_link: Any = resource_tracker._resource_tracker
+    tracker_link._fd = tracker
+    return int(spawn._main(blob, sentinel))
 
 
 _inherited: tuple[int, ...] = ()

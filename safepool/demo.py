@@ -309,9 +309,12 @@ def _play(method: str) -> int:
 
 
 def _turn_deaf() -> None:
-    """From here on a Ctrl-C is too late to be obeyed, and must not cut the clean-up short."""
+    """From here on a Ctrl-C is too late to be obeyed, and must not cut the clean-up short.
+
+    Not SIG_IGN: for a signal that came just before, Python prints a traceback then.
+    """
     for number in _ENDINGS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda number, frame: None)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

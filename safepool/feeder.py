@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safepool import payload
-from safepool.engine import Chunk, Engine, Job
+from safepool.engine import Engine
+from safepool.jobs import Chunk, Job
 from safepool.results import Stream
 
 

@@ -32,7 +32,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from safepool import loop
@@ -49,17 +49,14 @@ from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.wire import (
-    Exited,
     Failed,
-    Started,
-    Status,
     WireError,
     decode,
     encode,
-    encode_status,
 )
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
+from safepool.roster import Roster, send_status
 from safepool.sweeper import Sweep
 from safepool.telling import describe
 
@@ -87,28 +84,6 @@ class LauncherConfig:
     one_shot: bool = False
 
 
-@dataclass
-class _Worker:
-    number: int
-    incarnation: Incarnation
-    status_fd: int
-    code: int | None = None
-    sweep: Sweep | None = None
-    asked: bool = False
-
-
-@dataclass
-class _Doing:
-    """What is under way."""
-
-    workers: dict[int, _Worker] = field(default_factory=dict)
-    ending: Sweep | None = None
-    ending_at: float | None = None
-    finished: bool = False
-    idle_since: float = 0.0
-    started_any: bool = False
-
-
 def serve(
     config: LauncherConfig,
     control: socket.socket,
@@ -118,12 +93,16 @@ def serve(
     children: loop.ChildLoop,
 ) -> NoReturn:
     """Be the launcher, in the process that was forked to be one; never returns."""
+    collects = gc.isenabled()
 
     def main() -> None:
+        # The owner's objects are not this process's to finalize, nor their pages to touch.
         gc.disable()
         gc.freeze()
         prctl.set_child_subreaper()
-        Launcher(config, control, reports, owner_pidfd, worker_main, children).run()
+        launcher = Launcher(config, control, reports, owner_pidfd, worker_main, children)
+        launcher.workers_collect = collects
+        launcher.run()
 
     loop.end_with(main)
 
@@ -145,15 +124,20 @@ class Launcher:
         self._reports = reports
         self._owner_pidfd = owner_pidfd
         self._watches_owner = True
+        self.workers_collect = True
         self._worker_main = worker_main
         self._children = children
         self._host = LinuxHost()
         self._nets = nets()
-        self._doing = _Doing(idle_since=time.monotonic())
+        self._idle_since = time.monotonic()
+        self._ending: Sweep | None = None
+        self._ending_at: float | None = None
+        self._finished = False
         me = self._host.incarnation(os.getpid())
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
+        self._roster = Roster(self._host, config.run_id, config.grace, self._look, self._tell)
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
         self._parentage = Parentage(
@@ -167,10 +151,9 @@ class Launcher:
     def run(self) -> None:
         """Serve until the work is over."""
         control = self._control
-        while not self._doing.finished:
+        while not self._finished:
             ready = self._children.wait(self._watched(), self._wake_at())
-            for pid, code in loop.reap():
-                self._note_death(pid, code)
+            self._note_deaths()
             if self._owner_pidfd in ready:
                 self._watches_owner = False
                 self._owner_ended()
@@ -181,8 +164,8 @@ class Launcher:
     # -- waiting -----------------------------------------------------------------------
 
     def _sweeps(self) -> list[Sweep]:
-        sweeps = [w.sweep for w in self._doing.workers.values() if w.sweep is not None]
-        return [*sweeps, self._doing.ending] if self._doing.ending is not None else sweeps
+        sweeps = list(self._roster.sweeps())
+        return sweeps if self._ending is None else [*sweeps, self._ending]
 
     def _watched(self) -> list[int]:
         fds = [fd for sweep in self._sweeps() for fd in sweep.watched]
@@ -193,13 +176,12 @@ class Launcher:
         return fds
 
     def _wake_at(self) -> float | None:
-        times = [s.wake_at for s in self._sweeps() if s.report is None and s.wake_at is not None]
-        idle_after = self._config.idle_after
-        if self._doing.ending_at is not None:
-            if self._doing.ending is None:
-                times.append(self._doing.ending_at)
-        elif idle_after is not None and not self._doing.workers:
-            times.append(self._doing.idle_since + idle_after)
+        times = [sweep.wake_at for sweep in self._sweeps() if sweep.wake_at is not None]
+        if self._ending_at is not None:
+            if self._ending is None:
+                times.append(self._ending_at)
+        elif self._config.idle_after is not None and not self._roster:
+            times.append(self._idle_since + self._config.idle_after)
         return min(times, default=None)
 
     # -- requests ----------------------------------------------------------------------
@@ -225,30 +207,31 @@ class Launcher:
         if word == "start":
             self._start(fields, fds)
         elif word == "end":
-            self._end_worker(*fields)
+            number, grace = fields
+            if self._ending is None:
+                self._roster.end(number, grace)
         return True
 
     def _start(self, fields: list[Any], fds: list[int]) -> None:
         status_fd, *rest = fds
         request = StartRequest.received(fields, rest)
-        if self._doing.ending_at is not None:
-            _send_status(status_fd, Failed(errno.ECANCELED))
-            _close_all([status_fd, *request.descriptors()])
+        if self._ending_at is not None:
+            self._refuse(errno.ECANCELED, status_fd, request)
             return
         try:
             pid = self._children.fork()
         except OSError as error:
-            _send_status(status_fd, Failed(error.errno or 0))
-            _close_all([status_fd, *request.descriptors()])
+            self._refuse(error.errno or 0, status_fd, request)
             return
         if pid == 0:
             self._be_worker(request, status_fd)
         incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
-        worker = _Worker(request.number, incarnation, status_fd)
-        self._doing.workers[request.number] = worker
-        self._doing.started_any = True
-        _send_status(status_fd, Started(pid, incarnation.start))
+        self._roster.add(request.number, incarnation, status_fd)
         _close_all(request.descriptors())
+
+    def _refuse(self, number: int, status_fd: int, request: StartRequest) -> None:
+        send_status(status_fd, Failed(number))
+        _close_all([status_fd, *request.descriptors()])
 
     def _be_worker(self, request: StartRequest, status_fd: int) -> NoReturn:
         """Leave all that is the launcher's, arm, and run the user's code."""
@@ -257,7 +240,8 @@ class Launcher:
             self._close_own(status_fd)
             arm(request.number, self._parentage)
             gc.unfreeze()
-            gc.enable()
+            if self.workers_collect:
+                gc.enable()
             self._children.leave_in_child()
             self._worker_main(request, self._parentage)
 
@@ -265,120 +249,66 @@ class Launcher:
 
     def _close_own(self, status_fd: int) -> None:
         """Close the launcher's descriptors in a worker, so that ends are seen as ends."""
-        for sweep in self._sweeps():
-            sweep.close()
-        _close_all([status_fd, *(w.status_fd for w in self._doing.workers.values())])
+        os.close(status_fd)
+        self._roster.close_in_child()
         self._reports.close()
         if self._control is not None:
             self._control.close()
 
     # -- ends --------------------------------------------------------------------------
 
-    def _tree_of(self, worker: _Worker) -> Target:
-        return Target(
-            roots=frozenset({worker.incarnation}),
-            run_id=self._config.run_id,
-            workers=frozenset({worker.number}),
-            born_from=worker.incarnation.start,
-            spare=self._spared(),
-        )
-
-    def _spared(self) -> frozenset[Incarnation]:
-        return frozenset({self._me})
-
     def _look(self) -> Snapshot:
         return self._host.look_subtree(self._me.pid, self._config.run_id)
 
-    def _begin(self, worker: _Worker, grace: float) -> None:
-        if worker.sweep is not None:
-            worker.sweep.close()
-        worker.sweep = Sweep(self._host, self._tree_of(worker), StopPolicy(grace), self._look)
-
-    def _end_worker(self, number: int, grace: float) -> None:
-        worker = self._doing.workers.get(number)
-        if worker is None or self._doing.ending is not None:
-            return
-        worker.asked = True
-        self._begin(worker, grace)
-
-    def _note_death(self, pid: int, code: int) -> None:
-        for worker in self._doing.workers.values():
-            if worker.incarnation.pid == pid and worker.code is None:
-                worker.code = code
-                if worker.sweep is None and self._doing.ending is None:
-                    self._begin(worker, self._config.grace)
+    def _note_deaths(self) -> None:
+        for pid, code in loop.reap():
+            self._roster.note_death(pid, code, sweeps=self._ending is None)
 
     def _owner_ended(self) -> None:
         if "launcher" in self._nets:
-            if self._doing.ending_at is None:
-                self._doing.ending_at = time.monotonic() + HEAD_START
+            if self._ending_at is None:
+                self._ending_at = time.monotonic() + HEAD_START
         elif "deathsig" in self._nets:
-            self._doing.finished = True
+            self._finished = True
 
     def _end_all(self) -> None:
-        target = Target(
-            roots=frozenset(w.incarnation for w in self._doing.workers.values()),
-            subtree_of=self._me,
-            spare=self._spared(),
-        )
-        policy = StopPolicy(self._config.grace)
-        self._doing.ending = Sweep(self._host, target, policy, self._look)
+        target = Target(roots=self._roster.incarnations(), subtree_of=self._me)
+        self._ending = Sweep(self._host, target, StopPolicy(self._config.grace), self._look)
 
     def _advance(self) -> None:
         now = time.monotonic()
-        ending_at = self._doing.ending_at
-        is_time = ending_at is not None and (now >= ending_at or not self._doing.workers)
-        if is_time and self._doing.ending is None:
+        is_time = self._ending_at is not None and (now >= self._ending_at or not self._roster)
+        if is_time and self._ending is None:
             self._end_all()
         for sweep in self._sweeps():
-            if sweep.report is None:
-                sweep.advance()
-        for pid, code in loop.reap():
-            self._note_death(pid, code)
-        for worker in list(self._doing.workers.values()):
-            if worker.sweep is not None and worker.sweep.report is not None:
-                self._settle(worker, now)
-        ending = self._doing.ending
-        if ending is not None and ending.report is not None:
-            self._tell_ends(ending, self._why(), asked=False)
-            self._finish()
-        elif not self._doing.workers and ending is None and ending_at is None:
-            idle_after = self._config.idle_after
-            is_idle = idle_after is not None and now >= self._doing.idle_since + idle_after
-            if is_idle or (self._config.one_shot and self._doing.started_any):
+            sweep.advance()
+        self._note_deaths()
+        if self._roster.settle():
+            self._idle_since = now
+        if self._ending is not None:
+            if self._ending.report is not None:
+                for level, text in describe(self._ending, self._why(), asked=False):
+                    self._tell(level, text)
                 self._finish()
+        elif self._ending_at is None and not self._roster and self._is_idle(now):
+            self._finish()
 
-    def _settle(self, worker: _Worker, now: float) -> None:
-        """Tell that a worker's tree is gone; one that is stuck stays until it dies."""
-        assert worker.sweep is not None
-        if worker.code is None:
-            return
-        how = f"signal {-worker.code}" if worker.code < 0 else f"exit status {worker.code}"
-        why = "asked to" if worker.asked else f"worker {worker.incarnation.pid} ended ({how})"
-        self._tell_ends(worker.sweep, why, worker.asked)
-        worker.sweep.close()
-        _send_status(worker.status_fd, Exited(worker.code))
-        _close_all([worker.status_fd])
-        del self._doing.workers[worker.number]
-        self._doing.idle_since = now
+    def _is_idle(self, now: float) -> bool:
+        idle_after = self._config.idle_after
+        if idle_after is not None and now >= self._idle_since + idle_after:
+            return True
+        return self._config.one_shot and self._roster.has_had_any
 
     def _finish(self) -> None:
-        for worker in self._doing.workers.values():
-            if worker.code is not None:
-                _send_status(worker.status_fd, Exited(worker.code))
-            _close_all([worker.status_fd])
+        self._roster.finish()
         farewell = encode("retired", self._config.launcher_id)
         self._report(farewell)
         if self._control is not None:
             with suppress(OSError):
                 self._control.send(farewell, socket.MSG_DONTWAIT)
-        self._doing.finished = True
+        self._finished = True
 
     # -- telling -----------------------------------------------------------------------
-
-    def _tell_ends(self, sweep: Sweep, why: str, asked: bool) -> None:
-        for level, text in describe(sweep, why, asked=asked):
-            self._tell(level, text)
 
     def _why(self) -> str:
         owner = self._config.owner_pid
@@ -393,14 +323,6 @@ class Launcher:
         """Send to the sidecar if it can be done at once: no telling may stop a sweep."""
         with suppress(OSError):
             self._reports.send(data, socket.MSG_DONTWAIT)
-
-
-def _send_status(fd: int, status: Status) -> None:
-    """Write a status record; an owner that is gone needs none (EPIPE)."""
-    try:
-        os.write(fd, encode_status(status))
-    except OSError:
-        return
 
 
 def _close_all(fds: list[int]) -> None:

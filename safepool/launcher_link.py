@@ -85,7 +85,7 @@ class LauncherLink:
         Raises LauncherLostError when the launcher is gone, OSError when the system
         refused the fork, ValueError for too many descriptors.
         """
-        numbers = [n for n in (0, 1, 2) if _is_open(n)] if stdio else []
+        numbers = [n for n in (0, 1, 2) if is_open(n)] if stdio else []
         optional = [fd for fd in (blob, tracker) if fd is not None]
         if len(inherited) + 6 > MAX_DESCRIPTORS:
             raise ValueError(
@@ -152,7 +152,8 @@ def read_status(fd: int, timeout: float | None) -> Status | None:
     return decode_status(data) if data else None
 
 
-def _is_open(fd: int) -> bool:
+def is_open(fd: int) -> bool:
+    """Tell whether a descriptor is open in this process."""
     try:
         os.fstat(fd)
     except OSError:

@@ -62,8 +62,7 @@ class Monitor:
         self._links: dict[int, LauncherLink] = {}
         self._lost: dict[int, LauncherLink] = {}
         self._lock = threading.RLock()
-        self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_w, False)
+        self._bell_out, self._bell_in = socket.socketpair()
         self._early_deaths = 0
         self._has_begun = False
         self._was_armed = False
@@ -177,14 +176,15 @@ class Monitor:
                 if link.control.fileno() >= 0
             }
         poll = select.poll()
-        poll.register(self._wake_r, select.POLLIN)
+        bell = self._bell_out.fileno()
+        poll.register(bell, select.POLLIN)
         if sidecar is not None:
             poll.register(sidecar.control, select.POLLIN)
         for fd in links:
             poll.register(fd, select.POLLIN)
         for fd, _ in poll.poll():
-            if fd == self._wake_r:
-                os.read(fd, 4096)
+            if fd == bell:
+                self._bell_out.recv(4096)
             elif fd in links:
                 self._check_link(links[fd])
             elif sidecar is not None and not self._is_over:
@@ -289,11 +289,11 @@ class Monitor:
             sidecar, self._sidecar = self._sidecar, None
         self._wake()
         if sidecar is None:
-            self._close_pipes()
+            self._close_bell()
             return
         self._thread_done.wait(timeout)
         self._dismiss(sidecar, timeout)
-        self._close_pipes()
+        self._close_bell()
 
     def _dismiss(self, sidecar: SidecarLink, timeout: float) -> None:
         """Say goodbye, log its last words, reap it; if it takes too long it ends by itself."""
@@ -321,17 +321,18 @@ class Monitor:
             link.close()
         if self._sidecar is not None:
             self._sidecar.control.close()
-        self._close_pipes()
+        self._close_bell()
 
-    def _close_pipes(self) -> None:
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+    def _close_bell(self) -> None:
+        self._bell_in.close()
+        self._bell_out.close()
 
     # -- small things --------------------------------------------------------------------
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._wake_w, b"w")
+        # Full: it is ringing already. Closed: the run is over.
+        with suppress(OSError):
+            self._bell_in.send(b"w", socket.MSG_DONTWAIT)
 
     def _log(self, level: str, text: str) -> None:
         """Log from whichever thread this is.

@@ -20,9 +20,10 @@ from typing import Any, NoReturn, TypeVar
 from safepool import payload, service
 from safepool.core import frames
 from safepool.core.policy import DEFAULT_GRACE, checked_grace
-from safepool.engine import Chunk, Engine, Job
+from safepool.engine import Engine
 from safepool.errors import PoolClosedError
 from safepool.feeder import feed_in_background, fill
+from safepool.jobs import Chunk, Job
 from safepool.results import (
     AsyncResult,
     IMapIterator,

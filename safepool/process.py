@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 
 from safepool import payload, run
 from safepool.bootstrap import InheritedDescriptor, StartRequest, write_blob
-from safepool.core.policy import DEFAULT_GRACE
+from safepool.core.policy import DEFAULT_GRACE, checked_grace
 from safepool.core.wire import Exited
 from safepool.errors import ProtectionError
 from safepool.launcher_link import LauncherLink, LauncherLostError, StartedWorker, read_status
@@ -53,7 +53,7 @@ class SafePopen:
         self._lock = threading.Lock()
         self._owner_pid = os.getpid()
         self._source = process._source
-        self._grace = self._source.grace if self._source is not None else DEFAULT_GRACE
+        self._grace = checked_grace(process.grace)
         self._own_link = False
         self._run = run.current()
         self._link, self._worker = self._launch(process)
@@ -170,7 +170,7 @@ class SpawnSafePopen(SafePopen):
             if self._source is not None:
                 link = self._source.link()
             else:
-                link = self._run.shared_launcher(self.method)
+                link = self._run.shared_launcher(self.method, self._grace)
             try:
                 worker = link.start(
                     self._run.next_number(),
@@ -197,6 +197,9 @@ class ForkServerSafePopen(SpawnSafePopen):
 
 class SafeBase(mp_process.BaseProcess):
     """What the process classes of all start methods share."""
+
+    grace: float = DEFAULT_GRACE
+    """Seconds between SIGTERM and SIGKILL when the tree is ended; set it before ``start``."""
 
     _source: WorkerSource | None = None
 
@@ -357,6 +360,7 @@ class WorkerSource:
             args = () if self.method == "fork" else (conn, *self._args)
             process = self._process(name, args)
             process._source = self
+            process.grace = self.grace
             self.inherited = (conn.fileno(),)
             process._config["daemon"] = False
             try:

@@ -92,7 +92,8 @@ class Run:
         self._numbers = itertools.count(1)
         self._launcher_ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._shared: dict[str, LauncherLink] = {}
+        self._shared: dict[tuple[str, float], LauncherLink] = {}
+        self._is_over = False
         self.monitor = Monitor(self)
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
@@ -148,6 +149,7 @@ class Run:
         self, make: MakeProcess, *, grace: float, one_shot: bool = False
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
+        self._check_not_over()
         launcher_id = next(self._launcher_ids)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = launcher.LauncherConfig(
@@ -182,6 +184,7 @@ class Run:
         self, method: str, *, grace: float, idle_after: float | None = None
     ) -> LauncherLink:
         """Have the sidecar fork a launcher for spawn or forkserver."""
+        self._check_not_over()
         self.protect(wait=True)
         launcher_id = next(self._launcher_ids)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -195,15 +198,19 @@ class Run:
             os.close(blob)
         return link
 
-    def shared_launcher(self, method: str) -> LauncherLink:
+    def shared_launcher(self, method: str, grace: float) -> LauncherLink:
         """The launcher for bare processes; it leaves by itself when it has none."""
         with self._lock:
-            link = self._shared.get(method)
+            link = self._shared.get((method, grace))
         if link is None or link.is_lost or link.is_closed:
-            link = self.sidecar_launcher(method, grace=DEFAULT_GRACE, idle_after=_SHARED_IDLE)
+            link = self.sidecar_launcher(method, grace=grace, idle_after=_SHARED_IDLE)
             with self._lock:
-                self._shared[method] = link
+                self._shared[method, grace] = link
         return link
+
+    def _check_not_over(self) -> None:
+        if self._is_over:
+            raise ProtectionError("the run is over: this process is about to exit")
 
     def wait_until_swept(self, link: LauncherLink) -> None:
         """Wait, within bounds, until what a killed launcher left is gone."""
@@ -219,6 +226,7 @@ class Run:
         with _lock:
             if _current is self:
                 _current = None
+        self._is_over = True
         self.monitor.shut_down(_RETIRE_TIMEOUT)
         self.files.close()
         self.reports.close()

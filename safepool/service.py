@@ -53,6 +53,9 @@ def serve(
         if len(fds) < 2:
             return
         claims, page_fd = fds
+        for fd in fds:
+            # Received descriptors are not close-on-exec in CPython; they are no task's business.
+            os.set_inheritable(fd, False)
         page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
         os.close(page_fd)
         service = _Service(conn, claims, page, interrupts, by_value=by_value)
@@ -99,10 +102,11 @@ def reset_signals(interrupts: Callable[[int, Any], None]) -> None:
 class _Task:
     """A task as it came; ``item`` is the first item to run."""
 
-    __slots__ = ("body", "item", "job", "kind")
+    __slots__ = ("body", "by_value", "item", "job", "kind")
 
-    def __init__(self, frame: frames.Frame) -> None:
+    def __init__(self, frame: frames.Frame, *, by_value: bool) -> None:
         self.kind = frame.kind & ~frames.AGAIN
+        self.by_value = by_value or bool(frame.kind & frames.AGAIN)
         self.job = frame.job
         self.item = frame.item
         self.body = frame.body
@@ -186,61 +190,48 @@ class _Service:
                 self._functions.pop(frame.job, None)
                 self._loaded.pop(frame.job, None)
             else:
-                if frame.kind & frames.AGAIN:
-                    self._by_value = True
-                self._tasks[frame.number] = _Task(frame)
+                self._tasks[frame.number] = _Task(frame, by_value=self._by_value)
 
     def _do_call(self, number: int, task: _Task) -> None:
         """Run one call and answer, whatever it does."""
         try:
             function, args, kwds = self._user(payload.loads, (task.body,), {})
         except BaseException as error:
-            self._not_loaded(number, 0, error)
+            self._not_loaded(number, task, error)
             return
-        try:
-            value = self._user(function, args, kwds)
-        except BaseException as error:
-            self._fail(number, 0, error)
-            return
-        data = self._packed(number, 0, value)
-        if data is not None:
-            self.send(frames.VALUE, number, 0, data)
+        self._do_one(number, task, function, args, kwds)
 
     def _do_chunk(self, number: int, task: _Task) -> None:
         """Run the items of a chunk up to the first error, as multiprocessing does."""
         try:
             function, items = self._user(self._load_chunk, (task,), {})
         except BaseException as error:
-            self._not_loaded(number, task.item, error)
+            self._not_loaded(number, task, error)
             return
         star = task.kind == frames.STARMAP
         if len(items) == 1:
-            self._do_item(number, function, items[0] if star else (items[0],))
+            self._do_one(number, task, function, items[0] if star else (items[0],), {})
             return
         page = _PageWriter(self, self._page, number, task.item)
         for place in range(task.item, len(items)):
             try:
                 value = self._user(function, items[place] if star else (items[place],), {})
+                data = _pack(value, by_value=task.by_value)
             except BaseException as error:
                 page.flush()
-                self._fail(number, place, error)
-                return
-            data = self._packed(number, place, value, page)
-            if data is None:
+                self._fail(frames.ERROR, number, place, task, error)
                 return
             page.add(data)
         page.flush()
 
-    def _do_item(self, number: int, function: Any, args: Any) -> None:
-        """A chunk of one item needs no page."""
+    def _do_one(self, number: int, task: _Task, function: Any, args: Any, kwds: Any) -> None:
+        """A task of one item needs no page."""
         try:
-            value = self._user(function, args, {})
+            data = _pack(self._user(function, args, kwds), by_value=task.by_value)
         except BaseException as error:
-            self._fail(number, 0, error)
+            self._fail(frames.ERROR, number, 0, task, error)
             return
-        data = self._packed(number, 0, value)
-        if data is not None:
-            self.send(frames.VALUE, number, 0, data)
+        self.send(frames.VALUE, number, 0, data)
 
     def _load_chunk(self, task: _Task) -> tuple[Any, tuple[Any, ...]]:
         try:
@@ -259,27 +250,40 @@ class _Service:
             if os.getpid() != self._pid:
                 _leave_copy()
 
-    def _packed(
-        self, number: int, item: int, value: Any, page: _PageWriter | None = None
-    ) -> bytes | None:
-        """The pickle of a value; None if the task was ended with an error instead."""
-        try:
-            return payload.dumps(value) if self._by_value else payload.dumps_plain(value)
-        except Exception as reason:
-            if page is not None:
-                page.flush()
-            error = _not_encoded(reason, value)
-            body = pickle.dumps((payload.dumps_plain(error), repr(error), ""))
-            self.send(frames.ERROR, number, item, body)
-            return None
-
-    def _fail(self, number: int, item: int, error: BaseException) -> None:
-        self.send(frames.ERROR, number, item, _error_body(error, by_value=self._by_value))
-
-    def _not_loaded(self, number: int, item: int, error: BaseException) -> None:
+    def _not_loaded(self, number: int, task: _Task, error: BaseException) -> None:
         """Answer for a task that cannot be read; a missing name may be had by value."""
         kind = frames.BY_VALUE if isinstance(error, (AttributeError, ImportError)) else frames.ERROR
-        self.send(kind, number, item, _error_body(error, by_value=self._by_value))
+        self._fail(kind, number, task.item, task, error)
+
+    def _fail(self, kind: int, number: int, item: int, task: _Task, error: BaseException) -> None:
+        self.send(kind, number, item, _error_body(error, by_value=task.by_value))
+
+
+class _NotEncodedError(Exception):
+    """A value cannot be pickled; carries what multiprocessing puts in its place."""
+
+    def __init__(self, substitute: BaseException) -> None:
+        super().__init__()
+        self.substitute = substitute
+
+
+def _dumps(value: Any, *, by_value: bool) -> bytes:
+    """Pickle a result. By value only what the owner's main module defines and ours does not:
+    a lambda as a result is an error in multiprocessing, and programs rely on that."""
+    try:
+        return payload.dumps_plain(value)
+    except Exception as reason:
+        if not (by_value and "__main__" in str(reason)):
+            raise
+        return payload.dumps_by_value(value)
+
+
+def _pack(value: Any, *, by_value: bool) -> bytes:
+    """Pickle a result, or raise what stands for it."""
+    try:
+        return _dumps(value, by_value=by_value)
+    except Exception as reason:
+        raise _NotEncodedError(_not_encoded(reason, value)) from None
 
 
 class _PageWriter:
@@ -357,12 +361,14 @@ def _not_encoded(reason: Exception, value: object) -> BaseException:
 
 def _error_body(error: BaseException, *, by_value: bool) -> bytes:
     """Pack an exception for the owner, with the text to fall back on if it cannot be read there."""
+    if isinstance(error, _NotEncodedError):
+        substitute = error.substitute
+        return pickle.dumps((payload.dumps_plain(substitute), repr(substitute), ""))
     trace = _user_frames(error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, trace))
     text = f'\n"""\n{text}"""'
-    dumps = payload.dumps if by_value else payload.dumps_plain
     try:
-        data = dumps(_WithCause(error, text))
+        data = _dumps(_WithCause(error, text), by_value=by_value)
     except Exception as reason:
         data = payload.dumps_plain(_WithCause(_not_encoded(reason, error), text))
     return pickle.dumps((data, repr(_Shown(error)), text))

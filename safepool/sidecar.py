@@ -57,7 +57,6 @@ _OOM_SCORE = "-950"
 class _LauncherEntry:
     incarnation: Incarnation
     pidfd: int
-    grace: float
     retired: bool = False
 
 
@@ -111,6 +110,7 @@ class Sidecar:
         self._patient_until: float | None = None
         self._final: SweepTask | None = None
         self._lost_any = False
+        self._seen_grace: float | None = None
         self._beat_at = 0.0
         self._hear_hello()
 
@@ -286,7 +286,8 @@ class Sidecar:
         if self._host.incarnation(pid) != incarnation:
             os.close(pidfd)
             return
-        self._launchers[launcher_id] = _LauncherEntry(incarnation, pidfd, grace)
+        self._launchers[launcher_id] = _LauncherEntry(incarnation, pidfd)
+        self._seen_grace = max(grace, self._seen_grace or 0.0)
         self._files.add_member(Member("launcher", incarnation))
 
     # -- launchers -----------------------------------------------------------------------
@@ -324,7 +325,7 @@ class Sidecar:
             born_from=self._began,
             spare=self._spared(),
         )
-        sweep = Sweep(self._host, target, StopPolicy(self._grace), self._look)
+        sweep = Sweep(self._host, target, StopPolicy(self._longest_grace()), self._look)
         self._tasks.append(
             SweepTask(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
         )
@@ -343,8 +344,7 @@ class Sidecar:
             self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
 
     def _longest_grace(self) -> float:
-        graces: list[float] = [self._grace, *(e.grace for e in self._launchers.values())]
-        return max(graces)
+        return self._grace if self._seen_grace is None else self._seen_grace
 
     def _begin_last_sweep(self) -> None:
         target = Target(

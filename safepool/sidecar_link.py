@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.wire import encode
 from safepool.errors import ProtectionError
-from safepool.launcher_link import REAP_TIMEOUT, reap_child
+from safepool.launcher_link import REAP_TIMEOUT, is_open, reap_child
 
 if TYPE_CHECKING:
     from safepool.run import Run
@@ -117,6 +117,9 @@ def _spawn(run: Run, control: int) -> int:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
         ]
+        if not is_open(2):
+            # Else a pipe of the sidecar's own would become its stderr.
+            actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in moved.items()]
         return os.posix_spawn(
             arguments[0],

@@ -90,6 +90,17 @@ def test_modules_that_the_pages_name_exist() -> None:
             assert (ROOT / named).exists(), f"{name_of(page)} names {named}"
 
 
+def test_every_module_answers_a_question() -> None:
+    """The architecture page names each module of the package, or its folder."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for module in (ROOT / "safepool").rglob("*.py"):
+        if module.name.startswith("__"):
+            continue
+        assert f"`{name_of(module)}`" in text or f"`{name_of(module.parent)}/`" in text, (
+            f"docs/architecture.md does not say what {name_of(module)} is for"
+        )
+
+
 def test_the_readme_code_runs(jail: Jail) -> None:
     """Each Python block of the README runs as a program of its own and leaves nothing."""
     for number, block in enumerate(code_blocks(ROOT / "README.md", "python")):

@@ -27,6 +27,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from safepool.core.identity import Incarnation, Snapshot
+from safepool.core.lineage import is_helper_tag
 from safepool.core.membership import Found, Target, find_members
 from safepool.core.policy import StopPolicy
 
@@ -231,6 +232,9 @@ def _ask(state: SweepState, found: Sequence[Found], now: float) -> Step:
     for one in found:
         name, sent = one.row.incarnation, _sent(state, one)
         is_due = one.is_top or now >= state.half_at or name in state.target.roots
+        # Sidecars and launchers of inner runs see their owner's end themselves, and sweep.
+        if is_helper_tag(one.row.tag) and name not in state.target.roots:
+            continue
         if is_due and Sig.TERM not in sent:
             signals.append(Signal(name, Sig.TERM))
         if is_due and Sig.CONT not in sent and one.row.state == "T":

@@ -67,7 +67,7 @@ def touch_and_hang(path: str) -> None:
     time.sleep(60)
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """Pickles, but cannot be made again from what it pickled."""
 
     def __init__(self, first: str, second: str) -> None:

@@ -1,4 +1,4 @@
-"""The methods of a pool, under every start method: results and errors as multiprocessing has them."""
+"""The methods of a pool under every start method: multiprocessing's results and errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 import safepool
 from safepool.errors import TaskNotPicklableError
 from safepool.pool import SafePool
-
 from tests.pool import tasks
 
 BOUND = 60
+MaybeEncodingError: Any = vars(multiprocessing.pool)["MaybeEncodingError"]
+RemoteTraceback: Any = vars(multiprocessing.pool)["RemoteTraceback"]
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn", "forkserver"])
@@ -125,8 +127,8 @@ def test_whatever_a_task_raises_is_its_result(pool: SafePool, error: BaseExcepti
     with pytest.raises(type(error)) as caught:
         pool.apply(tasks.raise_it, (error,))
     assert caught.value.args == error.args
-    cause = caught.value.__cause__
-    assert type(cause) is multiprocessing.pool.RemoteTraceback
+    cause: Any = caught.value.__cause__
+    assert type(cause) is RemoteTraceback
     assert "raise error" in cause.tb
     assert "service.py" not in cause.tb, "the pool's own frames are noise"
     with pytest.raises(type(error)):
@@ -136,11 +138,11 @@ def test_whatever_a_task_raises_is_its_result(pool: SafePool, error: BaseExcepti
 
 def test_results_that_cannot_be_pickled(pool: SafePool) -> None:
     """MaybeEncodingError with the reason and the value, alone and within a chunk."""
-    with pytest.raises(multiprocessing.pool.MaybeEncodingError) as caught:
+    with pytest.raises(MaybeEncodingError) as caught:
         pool.apply(tasks.return_lambda)
     assert "lambda" in caught.value.value
     assert "pickle" in caught.value.exc
-    with pytest.raises(multiprocessing.pool.MaybeEncodingError):
+    with pytest.raises(MaybeEncodingError):
         pool.map(_lock, range(4), 2)
 
 
@@ -150,16 +152,16 @@ def _lock(_: int) -> Any:
 
 def test_exceptions_that_cannot_be_made_again(pool: SafePool) -> None:
     """The task alone fails, with the type's name, the text and the worker's traceback."""
-    with pytest.raises(multiprocessing.pool.MaybeEncodingError) as caught:
+    with pytest.raises(MaybeEncodingError) as caught:
         pool.apply(_raise_unreadable)
-    assert "Unreadable" in str(caught.value)
+    assert "UnreadableError" in str(caught.value)
     assert "ab" in str(caught.value)
     assert "_raise_unreadable" in str(caught.value.__cause__)
     assert pool.apply(tasks.square, (3,)) == 9
 
 
 def _raise_unreadable() -> None:
-    raise tasks.Unreadable("a", "b")
+    raise tasks.UnreadableError("a", "b")
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1)])
@@ -167,7 +169,7 @@ def test_unpickling_that_fails(pool: SafePool, error: BaseException) -> None:
     """In the worker it is the task's error, in the owner it spoils that result only."""
     with pytest.raises(type(error)):
         pool.apply(tasks.identity, (tasks.FailsToLoad(error),))
-    with pytest.raises(multiprocessing.pool.MaybeEncodingError):
+    with pytest.raises(MaybeEncodingError):
         pool.apply(tasks.make_fails_to_load, (error,))
     assert pool.apply(tasks.square, (3,)) == 9
 

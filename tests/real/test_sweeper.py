@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import textwrap
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -266,12 +267,14 @@ time.sleep(120)
 
 def test_strangers_in_the_same_table_are_left_alone(stage: Stage) -> None:
     """A look at everything, a stranger with the mark from before the run, a recycled pid."""
+    # Strangers of another test run at the same time would be younger: so a run ID of its own.
+    run = uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         strangers = []
         for _ in range(2):
             stranger = subprocess.Popen(
                 ["/bin/sleep", "120"],
-                env={"SAFEPOOL_RUN": "0123456789abcdef0123456789abcdef:1"},
+                env={"SAFEPOOL_RUN": f"{run}:1"},
             )
             stack.callback(stranger.wait)
             stack.callback(stranger.kill)
@@ -282,7 +285,7 @@ def test_strangers_in_the_same_table_are_left_alone(stage: Stage) -> None:
             one, two = {strangers[0].pid}, {strangers[1].pid}
             target = Target(
                 roots=frozenset([name(child.pid), Incarnation(two, name(two).start - 1)]),
-                run_id=RUN, born_from=name(two).start + 1, born_until=None,
+                run_id={run!r}, born_from=name(two).start + 1, born_until=None,
             )
             sweep_now(target, grace=0.0, seen=lambda: host.look_all(tags=True))
             """,

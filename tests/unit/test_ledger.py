@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from safepool.core.ledger import (
     QUICK,
     Break,

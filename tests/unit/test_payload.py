@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from safepool import payload
 from safepool.errors import TaskNotPicklableError
 

@@ -241,11 +241,31 @@ def test_a_look_that_fails_proves_nobody_dead() -> None:
         assert sweep.report is None
         assert sweep.wake_at is not None
         assert sweep.wake_at > stand.clock, "it would spin"
+        assert sweep.watched == [], "it would spin"
         stand.clock += 1.0
     stand.is_blind = False
     finish(stand, sweep)
     assert sweep.report is not None
     assert {process.incarnation.pid for process in sweep.report.ended} == {10, 11, 12}
+
+
+def test_without_a_look_the_known_are_ended_through_their_handles() -> None:
+    """What is held already needs no descriptor; between tries there is a pause."""
+    stand = Stand(10, 11)
+    sweep = stand.sweep(StopPolicy(0.0, 1.0))
+    sweep.advance()
+    stand.is_blind = True
+    while sweep.watched:
+        sweep.advance()
+        assert sweep.report is None
+        assert sweep.wake_at is not None
+        assert sweep.wake_at > stand.clock, "it would spin"
+        stand.clock = sweep.wake_at
+    assert (11, Sig.KILL) in stand.sent or (10, Sig.KILL) in stand.sent
+    stand.is_blind = False
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert len(sweep.report.ended) == 2
 
 
 def test_few_of_many_are_watched_and_all_are_signalled(monkeypatch: pytest.MonkeyPatch) -> None:

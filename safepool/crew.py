@@ -1,0 +1,244 @@
+"""The workers of one pool: started, sent to, read from, buried.
+
+Carries out what the ledger decides about workers and tells it what happened to them.
+
+A worker is gone when its sentinel says so, not before: then its whole tree is gone.
+What it had finished is taken from its socket and its page, the item that it ran is
+failed, the rest goes back to the ledger, and only then is there room for another.
+
+Called by: the engine, in its thread (in the constructor's for the first start).
+"""
+
+from __future__ import annotations
+
+import itertools
+import select
+import time
+from collections.abc import Iterable
+
+from safepool import payload
+from safepool.channel import Channel, WorkerProcess, WorkerSource
+from safepool.core import frames
+from safepool.core.ledger import Ledger
+from safepool.errors import InitializerError, WorkerLostError
+from safepool.jobs import Chunk, Job, Jobs, how_it_ended, unpack_error, unreadable
+from safepool.waiting import Watch
+
+_REAP = 1.0
+"""Seconds to wait for an exit code after the sentinel has fired; it is there at once."""
+
+
+class Crew:
+    """The workers and their channels, by the worker's number."""
+
+    def __init__(self, source: WorkerSource, ledger: Ledger[Chunk], watch: Watch) -> None:
+        self.processes: list[WorkerProcess] = []
+        self.jobs = Jobs(self._forget_function)
+        self._source = source
+        self._ledger = ledger
+        self._watch = watch
+        self._channels: dict[int, Channel] = {}
+        self._numbers = itertools.count(1)
+        self._init_error: BaseException | None = None
+        self._start_error: BaseException | None = None
+        self._last_death = ""
+
+    # Beginnings
+
+    def start(self) -> None:
+        """Start one worker; raises what the source raises."""
+        worker = next(self._numbers)
+        channel = Channel(worker, self._source)
+        self._channels[worker] = channel
+        self.processes.append(channel.process)
+        self._ledger.started(worker)
+        self._watch.add(channel.socket.fileno(), lambda events: self._on_socket(channel, events))
+        self._watch.add(channel.sentinel, lambda _events: self._bury(channel))
+
+    def replace(self) -> None:
+        """Start one worker; the ledger counts a failure, and gives up after some."""
+        try:
+            self.start()
+        except Exception as error:
+            self._start_error = error
+            self._ledger.start_failed()
+
+    def why_broken(self, failures: int) -> BaseException:
+        """The reason why no worker comes up."""
+        if self._start_error is not None:
+            return self._start_error
+        reason = self._last_death
+        if self._init_error is not None:
+            reason = f"{type(self._init_error).__name__}: {self._init_error}"
+        error = InitializerError(
+            f"{failures} workers in a row ended before they were ready; the last: {reason}",
+            failures,
+        )
+        error.__cause__ = self._init_error
+        return error
+
+    # Tasks
+
+    def send(self, worker: int, units: list[Chunk]) -> None:
+        """Offer tasks to a worker, with the functions that it does not have yet."""
+        channel = self._channels[worker]
+        parts = [frames.header(frames.FORGET, 0, number, 0, 0) for number in channel.stale]
+        channel.stale.clear()
+        numbers: list[int] = []
+        for unit in units:
+            job = self.jobs.find(unit.job)
+            if job is None:
+                # The input of its map failed, so nobody waits for the answer.
+                self._ledger.answered(worker, unit)
+                continue
+            if job.kind != frames.CALL and job.number not in channel.functions:
+                channel.functions.add(job.number)
+                size = len(job.body)
+                parts += (frames.header(frames.FUNCTION, 0, job.number, 0, size), job.body)
+            kind = job.kind | unit.again
+            size = len(unit.body)
+            parts += (frames.header(kind, unit.number, unit.job, unit.done, size), unit.body)
+            numbers.append(unit.number)
+        if not channel.offer(parts, numbers):
+            self._watch.writable_too(channel.socket.fileno(), wanted=True)
+
+    def take_back(self, worker: int) -> None:
+        """Take back what a worker has not begun."""
+        self._ledger.taken_back(worker, self._channels[worker].take_claims())
+
+    def retire(self, worker: int) -> None:
+        """Tell a worker to leave."""
+        channel = self._channels[worker]
+        channel.retiring = True
+        channel.claim([frames.QUIT])
+
+    def _forget_function(self, job: Job) -> None:
+        """A job is complete; workers drop its function with the next thing that they get."""
+        if job.kind != frames.CALL:
+            for channel in self._channels.values():
+                if job.number in channel.functions:
+                    channel.functions.discard(job.number)
+                    channel.stale.append(job.number)
+
+    # Answers
+
+    def _on_socket(self, channel: Channel, events: int) -> None:
+        fd = channel.socket.fileno()
+        if events & select.POLLOUT and channel.flush():
+            self._watch.writable_too(fd, wanted=False)
+        if events & ~select.POLLOUT:
+            self._read(channel)
+            if not channel.open:
+                self._watch.remove(fd)
+                if not (channel.retiring or channel.init_failed):
+                    # It cannot answer any more: end what is left of it. A worker that is
+                    # dying anyway is not changed by this.
+                    channel.signal()
+
+    def _read(self, channel: Channel) -> bool:
+        """Take in the answers that are there; False when there were none."""
+        answers = channel.read()
+        for frame in answers or ():
+            self._on_answer(channel, frame)
+        return answers is not None
+
+    def _on_answer(self, channel: Channel, frame: frames.Frame) -> None:
+        if frame.kind == frames.READY:
+            self._ledger.ready(channel.worker, time.monotonic())
+            return
+        if frame.kind == frames.INIT_FAILED:
+            channel.init_failed = True
+            self._init_error = unpack_error(frame.body)
+            return
+        unit = self._ledger.unit(channel.worker, frame.number)
+        if unit is None:
+            return
+        if frame.kind == frames.VALUE:
+            self._take_values(channel, unit, 0, (frame.body,))
+        elif frame.kind == frames.VALUES:
+            self._take_values(channel, unit, frame.item, frames.records(frame.body))
+        elif frame.kind == frames.ERROR or not self._send_by_value(channel, unit):
+            unit.fail(frame.item, unpack_error(frame.body))
+            self._ledger.answered(channel.worker, unit)
+            self._deliver(unit)
+
+    def _take_values(
+        self, channel: Channel, unit: Chunk, item: int, bodies: Iterable[bytes]
+    ) -> None:
+        for place, body in enumerate(bodies, item):
+            if place != unit.done:
+                continue  # Known already: it was in the socket as well as in the page.
+            try:
+                unit.values.append(payload.loads(body))
+            except BaseException as error:
+                unit.fail(place, unreadable(error, "a result", ""))
+            unit.done += 1
+        if unit.done >= unit.size:
+            self._ledger.answered(channel.worker, unit)
+            self._deliver(unit)
+
+    def _deliver(self, unit: Chunk) -> None:
+        self.jobs.deliver(unit.job, unit.index, unit.size, unit.values, unit.errors)
+
+    def _send_by_value(self, channel: Channel, unit: Chunk) -> bool:
+        """Queue a task again whose names its worker does not know; once, and if we can."""
+        job = self.jobs.find(unit.job)
+        if job is None:
+            return False
+        was_by_value = job.by_value
+        if not unit.pickle_by_value(job):
+            return False
+        if job.by_value and not was_by_value:
+            for other in self._channels.values():
+                other.functions.discard(job.number)
+        self._ledger.bounced(channel.worker, unit)
+        unit.nbytes = len(unit.body)
+        return True
+
+    # Endings
+
+    def _bury(self, channel: Channel) -> None:
+        """A worker and its tree are gone: take what it left, and say what was lost."""
+        self._watch.remove(channel.sentinel)
+        self._watch.remove(channel.socket.fileno())
+        while channel.open and self._read(channel):
+            pass
+        page = channel.page()
+        unit = self._ledger.unit(channel.worker, page.number)
+        if unit is not None:
+            self._take_values(channel, unit, page.item, frames.records(page.body))
+        process = channel.process
+        process.join(_REAP)
+        self._last_death = how_it_ended(channel.pid, process.exitcode)
+        lost = self._ledger.lost(channel.worker, channel.take_claims())
+        if lost is not None:
+            unit = lost.unit
+            job = self.jobs.find(unit.job)
+            name = job.name() if job else "its task"
+            where = f" (item {lost.item} of chunk {unit.index})" if unit.size > 1 else ""
+            message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
+            unit.fail(lost.item, WorkerLostError(message, channel.pid, process.exitcode))
+            if lost.complete:
+                self._deliver(unit)
+        del self._channels[channel.worker]
+        self.processes.remove(process)
+        channel.close()
+
+    def signal_all(self, *, force: bool = False) -> None:
+        """Ask for the end of all workers and their trees; any thread may do it."""
+        for channel in list(self._channels.values()):
+            channel.signal(force=force)
+
+    def bury_all(self, until: float) -> list[int]:
+        """Let go of all workers; returns the pids of those that live on at ``until``."""
+        late: list[int] = []
+        for channel in list(self._channels.values()):
+            channel.process.join(max(0.0, until - time.monotonic()))
+            if channel.process.is_alive():
+                late.append(channel.pid)
+            self._bury(channel)
+        return late
+
+    def close(self) -> None:
+        """No more workers will be started."""
+        self._source.close()

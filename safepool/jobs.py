@@ -1,0 +1,186 @@
+"""The jobs of a pool as its engine keeps them: what to send, and where answers go.
+
+A job is one call of a pool method. Its chunks travel; its sink (see results) collects
+what comes back. Also here: making exceptions of what workers sent or how they died.
+
+Called by: the engine and its crew, in the engine's thread; jobs and chunks are made
+by the pool and the feeder.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from safepool import payload
+from safepool.core import frames
+from safepool.core.ledger import Unit
+from safepool.results import Sink
+
+_numbers = itertools.count(1)
+
+
+class Job:
+    """One call of a pool method; ``body`` is its pickled function, empty for a single call."""
+
+    __slots__ = ("body", "by_value", "function", "kind", "number", "sink")
+
+    def __init__(self, sink: Sink, kind: int, function: Any, body: bytes) -> None:
+        self.number = next(_numbers)
+        self.sink = sink
+        self.kind = kind
+        self.function = function
+        self.body = body
+        self.by_value = False
+
+    def name(self) -> str:
+        """The function's name, for messages."""
+        return str(getattr(self.function, "__qualname__", None) or type(self.function).__name__)
+
+
+class Chunk(Unit):
+    """A unit with its bytes and what came back; ``originals``: to pickle it again by value."""
+
+    __slots__ = ("again", "body", "errors", "originals", "values")
+
+    def __init__(self, job: Job, index: int, size: int, body: bytes, originals: Any) -> None:
+        super().__init__(job.number, index, size, len(body))
+        self.body = body
+        self.again = 0
+        self.originals = originals
+        self.values: list[Any] = []
+        self.errors: dict[int, BaseException] | None = None
+
+    def fail(self, item: int, error: BaseException) -> None:
+        """Note the error of an item in the place of its value."""
+        if self.errors is None:
+            self.errors = {}
+        self.errors[item] = error
+        self.values.append(None)
+
+    def pickle_by_value(self, job: Job) -> bool:
+        """Make bytes that need no names of the main module; False if it cannot be done (again)."""
+        if self.originals is None:
+            return False
+        try:
+            if job.kind != frames.CALL and not job.by_value:
+                job.body = payload.dumps_by_value(job.function)
+                job.by_value = True
+            self.body = payload.dumps_by_value(self.originals)
+        except Exception:
+            # The worker's own error says better what is wrong.
+            return False
+        self.originals = None
+        self.again = frames.AGAIN
+        return True
+
+
+class Jobs:
+    """All jobs that are not complete. ``forgotten`` is called with each that completes."""
+
+    def __init__(self, forgotten: Callable[[Job], None]) -> None:
+        self._jobs: dict[int, Job] = {}
+        self._touched: set[Sink] = set()
+        self._forgotten = forgotten
+
+    def find(self, number: int) -> Job | None:
+        """The job of this number; None: it is complete, or has failed."""
+        return self._jobs.get(number)
+
+    def add(self, job: Job) -> None:
+        """Take in a job."""
+        self._jobs[job.number] = job
+
+    def deliver(
+        self,
+        number: int,
+        index: int,
+        size: int,
+        values: list[Any],
+        errors: dict[int, BaseException] | None,
+    ) -> None:
+        """Give the outcome of a chunk to its job, if that still waits for it."""
+        job = self._jobs.get(number)
+        if job is not None:
+            self._touched.add(job.sink)
+            if job.sink.put(index, size, values, errors):
+                self._forget(job)
+
+    def input_ended(self, job: Job, chunks: int, error: BaseException | None) -> None:
+        """The job has so many chunks and no more."""
+        self._touched.add(job.sink)
+        if job.sink.input_ended(chunks, error):
+            self._forget(job)
+
+    def wake_sinks(self) -> None:
+        """Wake those who wait for what has been delivered since the last time."""
+        if self._touched:
+            for sink in self._touched:
+                sink.wake()
+            self._touched.clear()
+
+    def lift_limits(self) -> None:
+        """All jobs are to read their input to the end."""
+        for job in self._jobs.values():
+            job.sink.lift_limit()
+
+    def fail_all(self, error: Callable[[], BaseException], *, tell: bool) -> None:
+        """End all jobs, each with an error of its own."""
+        jobs = list(self._jobs.values())
+        self._jobs.clear()
+        for job in jobs:
+            job.sink.fail(error(), tell=tell)
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.number]
+        self._forgotten(job)
+
+
+def fresh(error: BaseException) -> BaseException:
+    """A copy to raise, so that tracebacks do not pile up on one object."""
+    try:
+        new = copy.copy(error)
+    except Exception:
+        return error  # an exception class of the user's that cannot be copied
+    new.__cause__ = error.__cause__
+    return new
+
+
+def unpack_error(body: bytes) -> BaseException:
+    """The exception that a worker sent, or multiprocessing's stand-in with its text."""
+    data, shown, text = pickle.loads(body)
+    try:
+        error = payload.loads(data)
+    except BaseException as reason:
+        return unreadable(reason, shown, text)
+    if isinstance(error, BaseException):
+        return error
+    return unreadable(TypeError("it turned into something else"), shown, text)
+
+
+def unreadable(reason: BaseException, shown: str, text: str) -> BaseException:
+    """What arrived cannot be unpickled here, for ``reason``."""
+    from multiprocessing import pool
+
+    mp_pool: Any = pool
+    error: BaseException = mp_pool.MaybeEncodingError(reason, shown)
+    error.__cause__ = mp_pool.RemoteTraceback(text) if text else reason
+    return error
+
+
+def how_it_ended(pid: int, exitcode: int | None) -> str:
+    """A worker's death in words."""
+    if exitcode is None:
+        return f"worker {pid} vanished"
+    if exitcode >= 0:
+        return f"worker {pid} left with exit code {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
+    return f"worker {pid} was killed by {name}{hint}"
