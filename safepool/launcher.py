@@ -32,7 +32,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from safepool import loop
@@ -41,8 +41,10 @@ from safepool.bootstrap import (
     StartRequest,
     WorkerMain,
     arm,
+    exec_spawned,
     nets,
     read_oom_score,
+    run_unpickled,
     write_oom_score,
 )
 from safepool.core.identity import Incarnation, Snapshot
@@ -56,6 +58,7 @@ from safepool.core.wire import (
 )
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
+from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
 from safepool.sweeper import Sweep
 from safepool.telling import describe
@@ -105,6 +108,33 @@ def serve(
         launcher.run()
 
     loop.end_with(main)
+
+
+def serve_from_sidecar(
+    config: LauncherConfig,
+    method: str,
+    control: socket.socket,
+    reports: socket.socket,
+    owner_pidfd: int,
+    settings_fd: int,
+) -> NoReturn:
+    """Be a launcher for spawn or forkserver, in a fork of the sidecar.
+
+    Back in the owner's process group, so that job control works as users know it.
+    Signals have their default actions while modules are imported: a main module that
+    never ends must not make the launcher deaf.
+    """
+    # The owner or its group may just have gone; then its terminal is no matter.
+    with suppress(OSError):
+        os.setpgid(0, os.getpgid(config.owner_pid))
+    prctl.set_name("safepool-launch")
+    settings = read_settings(settings_fd)
+    main: WorkerMain = exec_spawned
+    if method == "forkserver":
+        preload(settings)
+        main = run_unpickled
+    config = replace(config, idle_after=settings.idle_after)
+    serve(config, control, reports, owner_pidfd, main, loop.ChildLoop())
 
 
 class Launcher:
@@ -201,7 +231,7 @@ class Launcher:
         try:
             word, *fields = decode(data)
         except WireError as error:
-            _close_all(fds)
+            loop.close_all(fds)
             self._tell("error", f"a request was not understood: {error}")
             return True
         if word == "start":
@@ -227,11 +257,11 @@ class Launcher:
             self._be_worker(request, status_fd)
         incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
         self._roster.add(request.number, incarnation, status_fd)
-        _close_all(request.descriptors())
+        loop.close_all(request.descriptors())
 
     def _refuse(self, number: int, status_fd: int, request: StartRequest) -> None:
         send_status(status_fd, Failed(number))
-        _close_all([status_fd, *request.descriptors()])
+        loop.close_all([status_fd, *request.descriptors()])
 
     def _be_worker(self, request: StartRequest, status_fd: int) -> NoReturn:
         """Leave all that is the launcher's, arm, and run the user's code."""
@@ -323,8 +353,3 @@ class Launcher:
         """Send to the sidecar if it can be done at once: no telling may stop a sweep."""
         with suppress(OSError):
             self._reports.send(data, socket.MSG_DONTWAIT)
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

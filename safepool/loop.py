@@ -107,6 +107,12 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     return data, list(numbers)
 
 
+def close_all(fds: Iterable[int]) -> None:
+    """Close raw descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
 def is_dead(pidfd: int) -> bool:
     """Tell whether the process of a pidfd has ended."""
     poll = select.poll()

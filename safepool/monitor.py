@@ -44,8 +44,9 @@ _LEVELS = {
 PROTECTION_VARIABLE = "SAFEPOOL_PROTECTION"
 """Set to "warn", a sidecar that cannot start is a warning instead of an error."""
 
-_FAST_DEATHS = 3
-"""Sidecars in a row that may die before they are armed; then the run is unprotected."""
+_FAST_DEATHS = 4
+"""Sidecars in a row that may be killed before they are armed; then the run is unprotected.
+One that ends by itself is broken, and so would the next be."""
 
 
 def tolerates_degraded() -> bool:
@@ -128,14 +129,14 @@ class Monitor:
         """Notice when this launcher ends."""
         with self._lock:
             self._links[link.launcher_id] = link
-        self._wake()
+        self.ring()
 
     def release(self, link: LauncherLink) -> None:
         """Close a launcher that is not needed any more, and reap it if it is our child."""
         with self._lock:
             self._links.pop(link.launcher_id, None)
             link.close()
-        self._wake()
+        self.ring()
         link.reap()
 
     def _launcher_ended(self, link: LauncherLink) -> None:
@@ -182,9 +183,14 @@ class Monitor:
             poll.register(sidecar.control, select.POLLIN)
         for fd in links:
             poll.register(fd, select.POLLIN)
+        tracker = self._run.tracker.reader
+        if tracker >= 0:
+            poll.register(tracker, select.POLLIN)
         for fd, _ in poll.poll():
             if fd == bell:
                 self._bell_out.recv(4096)
+            elif fd == tracker:
+                self._run.tracker.launch()
             elif fd in links:
                 self._check_link(links[fd])
             elif sidecar is not None and not self._is_over:
@@ -256,14 +262,14 @@ class Monitor:
                 return
         if not sidecar.is_armed:
             self._early_deaths += 1
-            if not self._was_armed or self._early_deaths >= _FAST_DEATHS:
+            was_killed = code is None or code < 0
+            if self._early_deaths >= _FAST_DEATHS or not (was_killed or self._was_armed):
                 self.fail(
                     f"the sidecar ended before it could watch ({how}); it was started with "
                     f"{executable()!r} and wrote to stderr what it knows"
                 )
                 return
-        else:
-            self._log("warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place")
+        self._log("warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place")
         try:
             replacement = start_sidecar(self._run)
         except ProtectionError as error:
@@ -287,7 +293,7 @@ class Monitor:
         with self._lock:
             self._is_over = True
             sidecar, self._sidecar = self._sidecar, None
-        self._wake()
+        self.ring()
         if sidecar is None:
             self._close_bell()
             return
@@ -329,7 +335,8 @@ class Monitor:
 
     # -- small things --------------------------------------------------------------------
 
-    def _wake(self) -> None:
+    def ring(self) -> None:
+        """Have the thread look again at what it watches."""
         # Full: it is ringing already. Closed: the run is over.
         with suppress(OSError):
             self._bell_in.send(b"w", socket.MSG_DONTWAIT)

@@ -23,7 +23,7 @@ import socket
 import threading
 from collections.abc import Callable
 from multiprocessing import context as mp_context
-from multiprocessing import get_start_method, resource_tracker, spawn, util
+from multiprocessing import get_start_method, spawn, util
 from multiprocessing import process as mp_process
 from multiprocessing.connection import wait as wait_for_objects
 from typing import Any, ClassVar
@@ -155,16 +155,15 @@ class SpawnSafePopen(SafePopen):
             os.fsdecode(spawn.get_executable()),
             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         ]
-        tracker = resource_tracker.getfd()
+        tracker = self._run.tracker.descriptor()
+        self._run.monitor.ring()
         blob = write_blob(dict(os.environ), arguments, pickled)
         try:
             return self._start(process.name, blob, tracker)
         finally:
             os.close(blob)
 
-    def _start(
-        self, name: str, blob: int, tracker: int | None
-    ) -> tuple[LauncherLink, StartedWorker]:
+    def _start(self, name: str, blob: int, tracker: int) -> tuple[LauncherLink, StartedWorker]:
         """Start through the pool's or the shared launcher; that one may be leaving just now."""
         for attempt in (1, 2, 3):
             if self._source is not None:

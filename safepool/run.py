@@ -45,6 +45,7 @@ from safepool.host.linux import LinuxHost
 from safepool.launcher_link import LauncherLink
 from safepool.monitor import Monitor, tolerates_degraded
 from safepool.preload import gather_settings, write_settings
+from safepool.tracker import LazyTracker
 
 ARM_TIMEOUT = 30.0
 """Seconds that a sidecar may take to say that it watches."""
@@ -74,6 +75,8 @@ class Run:
     def __init__(self) -> None:
         if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
             raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
+        # Before any fork: a fork of a threaded owner had better not import.
+        prctl.load()
         host = LinuxHost()
         owner = host.incarnation(os.getpid())
         if owner is None:
@@ -94,6 +97,7 @@ class Run:
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, float], LauncherLink] = {}
         self._is_over = False
+        self.tracker = LazyTracker()
         self.monitor = Monitor(self)
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
@@ -228,6 +232,7 @@ class Run:
                 _current = None
         self._is_over = True
         self.monitor.shut_down(_RETIRE_TIMEOUT)
+        self.tracker.close()
         self.files.close()
         self.reports.close()
         self.reporters.close()
@@ -236,6 +241,7 @@ class Run:
     def forget(self) -> None:
         """In a forked child: let go of all that is the owner's, and touch nothing."""
         self.monitor.forget()
+        self.tracker.forget()
         self.finalizer.cancel()
         self.files.close()
         self.reports.close()

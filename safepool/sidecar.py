@@ -22,13 +22,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
 from safepool import launcher, loop, registry
-from safepool.bootstrap import exec_spawned, nets, run_unpickled, set_tag, write_oom_score
+from safepool.bootstrap import nets, set_tag, write_oom_score
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.lineage import HELPER, tag_of
 from safepool.core.planner import Target
@@ -38,7 +37,6 @@ from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
 from safepool.leftovers import SweepTask, start_up_sweeps
-from safepool.preload import preload, read_settings
 from safepool.sweeper import Sweep
 from safepool.telling import describe, write_gently
 
@@ -217,51 +215,34 @@ class Sidecar:
 
     def _launch(self, fds: list[int], launcher_id: int, method: str, grace: float) -> None:
         """Fork a launcher from here, and tell the owner."""
-        control_fd, blob = fds
         try:
             pid = self._children.fork()
         except OSError as error:
             self._say("launched", launcher_id, 0, error.errno or 0)
-            os.close(control_fd)
-            os.close(blob)
+            loop.close_all(fds)
             return
         if pid == 0:
-            self._be_launcher(launcher_id, method, grace, control_fd, blob)
-        os.close(control_fd)
-        os.close(blob)
+            self._be_launcher(launcher_id, method, grace, fds)
+        loop.close_all(fds)
         incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
         self._attach(launcher_id, incarnation.pid, incarnation.start, grace)
         self._say("launched", launcher_id, incarnation.pid, incarnation.start)
 
-    def _be_launcher(
-        self, launcher_id: int, method: str, grace: float, control_fd: int, blob: int
-    ) -> NoReturn:
-        """In the fork: leave what is the sidecar's, go back to the owner's group, serve."""
+    def _be_launcher(self, launcher_id: int, method: str, grace: float, fds: list[int]) -> NoReturn:
+        """In the fork: leave what is the sidecar's, and be a launcher."""
 
         def be_launcher() -> None:
             self._close_own()
-            # The owner or its group may just have gone; then its terminal is no matter.
-            with suppress(OSError):
-                os.setpgid(0, os.getpgid(self._owner.pid))
             self._children.leave_in_child()
-            prctl.set_name("safepool-launch")
-            settings = read_settings(blob)
-            if method == "forkserver":
-                preload(settings)
-            launcher.serve(
+            launcher.serve_from_sidecar(
                 launcher.LauncherConfig(
-                    launcher_id=launcher_id,
-                    run_id=self._run_id,
-                    owner_pid=self._owner.pid,
-                    owner_mark=self._mark,
-                    grace=grace,
-                    idle_after=settings.idle_after,
+                    launcher_id, self._run_id, self._owner.pid, self._mark, grace
                 ),
-                socket.socket(fileno=control_fd),
+                method,
+                socket.socket(fileno=fds[0]),
                 self._reporters,
                 OWNER,
-                run_unpickled if method == "forkserver" else exec_spawned,
-                loop.ChildLoop(),
+                fds[1],
             )
 
         loop.end_with(be_launcher)
