@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from safepool.core.lineage import MARK_VARIABLE, extend, tag_of
-from safepool.host import prctl
+from safepool.host import prctl, title
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -53,6 +53,7 @@ class Parentage:
     owner_mark: str
     owner_pidfd: int
     oom_score: str | None
+    title: title.Title
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def arm(number: int, parentage: Parentage) -> None:
             os._exit(_LOST)
     set_tag(tag_of(parentage.run_id, number))
     os.environ[MARK_VARIABLE] = extend(parentage.owner_mark, parentage.run_id, number)
+    title.write(parentage.title)
     if parentage.oom_score is not None:
         write_oom_score(parentage.oom_score)
 
@@ -216,6 +218,8 @@ def run_unpickled(request: StartRequest, parentage: Parentage) -> NoReturn:
 
 def _unpickle_and_run(request: StartRequest, parentage: Parentage) -> int:
     assert request.blob is not None
+    words = ["safepool-worker", f"{request.number}", f"run={parentage.run_id}"]
+    title.write(title.Title("safepool-worker", "\0".join(words).encode()))
     environment, _ = _read_head(request.blob)
     mark = os.environ[MARK_VARIABLE]
     os.environ.clear()

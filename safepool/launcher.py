@@ -56,7 +56,7 @@ from safepool.core.wire import (
     decode,
     encode,
 )
-from safepool.host import prctl
+from safepool.host import prctl, title
 from safepool.host.linux import LinuxHost
 from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
@@ -127,7 +127,6 @@ def serve_from_sidecar(
     # The owner or its group may just have gone; then its terminal is no matter.
     with suppress(OSError):
         os.setpgid(0, os.getpgid(config.owner_pid))
-    prctl.set_name("safepool-launch")
     settings = read_settings(settings_fd)
     main: WorkerMain = exec_spawned
     if method == "forkserver":
@@ -167,6 +166,8 @@ class Launcher:
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
+        words = ["safepool-launcher", f"run={config.run_id}", f"owner={config.owner_pid}"]
+        title.write(title.Title("safepool-launch", "\0".join(words).encode()))
         self._roster = Roster(self._host, config.run_id, config.grace, self._look, self._tell)
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
@@ -176,6 +177,7 @@ class Launcher:
             owner_mark=config.owner_mark,
             owner_pidfd=owner_pidfd,
             oom_score=oom_score if was_lowered else None,
+            title=title.read(),
         )
 
     def run(self) -> None:

@@ -23,6 +23,7 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Mapping
+from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -116,6 +117,19 @@ def main_is_importable(method: str) -> bool:
     # Standard input has a __file__, too, of a name that is no file; ipython's is its own.
     path = str(getattr(main, "__file__", None) or "")
     return os.path.isfile(path) and os.path.basename(path) != "ipython"
+
+
+def preparation_data(name: str) -> dict[str, Any]:
+    """What a spawned worker must know before it unpickles, as multiprocessing gathers it.
+
+    Without a main module that is no file (a program from standard input). Raises
+    RuntimeError, with multiprocessing's advice, while a worker imports its main module.
+    """
+    data: dict[str, Any] = spawn.get_preparation_data(name)
+    path = data.get("init_main_from_path")
+    if path is not None and not os.path.isfile(path):
+        del data["init_main_from_path"]
+    return data
 
 
 def dumps_function(function: Any, *, by_value: bool) -> bytes:

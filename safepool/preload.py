@@ -32,9 +32,11 @@ def gather_settings(method: str, idle_after: float | None) -> LauncherSettings:
     """In the owner: what a launcher for this start method has to know."""
     if method != "forkserver":
         return LauncherSettings(idle_after)
-    from multiprocessing import forkserver, spawn
+    from multiprocessing import forkserver
 
-    data = spawn.get_preparation_data("ignore")
+    from safepool import payload
+
+    data = payload.preparation_data("")
     return LauncherSettings(
         idle_after,
         modules=tuple(forkserver._forkserver._preload_modules),  # type: ignore[attr-defined]

@@ -144,7 +144,7 @@ class SpawnSafePopen(SafePopen):
     method = "spawn"
 
     def _launch(self, process: SafeBase) -> tuple[LauncherLink, StartedWorker]:
-        preparation = spawn.get_preparation_data(process.name)
+        preparation = payload.preparation_data(process.name)
         by_value = not payload.main_is_importable(self.method)
         mp_context.set_spawning_popen(self)  # type: ignore[arg-type]
         try:

@@ -319,7 +319,6 @@ def _be_launcher(
     def be_launcher() -> None:
         children = loop.ChildLoop(worker_mask=owner_mask)
         set_tag(tag_of(config.run_id, HELPER))
-        prctl.set_name("safepool-launch")
         launcher.serve(config, control, reporters, pidfd, be_worker, children)
 
     loop.end_with(be_launcher)

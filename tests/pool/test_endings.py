@@ -184,10 +184,23 @@ def test_a_dropped_pool_ends(recwarn: pytest.WarningsRecorder) -> None:
 def test_a_dropped_pool_with_work_finishes_it() -> None:
     """A result refers to its pool until it is complete."""
     result = fork_pool(2).map_async(tasks.square, range(2000), 1)
+    gc.collect()
     with pytest.warns(ResourceWarning, match="unclosed running"):
-        gc.collect()
-        assert len(result.get(BOUND)) == 2000
-        truth.until(lambda: not [t for t in threading.enumerate() if "engine" in t.name], "engine")
+        got = finish_and_drop(result)
+    assert len(got) == 2000
+
+
+def finish_and_drop(result: Any) -> Any:
+    """Wait for a result and for the end of the engine of its pool, which nobody else holds."""
+    got = result.get(BOUND)
+    truth.until(lambda: not engine_threads(), "the pool was kept", BOUND)
+    return got
+
+
+def engine_threads() -> list[str]:
+    return [
+        t.name for t in threading.enumerate() if t.name.startswith(("safepool-e", "safepool-f"))
+    ]
 
 
 def test_references_are_let_go() -> None:
@@ -385,13 +398,4 @@ def test_a_pool_that_is_left_to_the_interpreters_exit(method: str, tmp_path: Pat
 def no_thread_is_left() -> Iterator[None]:
     """Engines and feeders end with their pools."""
     yield
-    truth.until(
-        lambda: (
-            not any(
-                thread.name.startswith(("safepool-engine", "safepool-feeder"))
-                for thread in threading.enumerate()
-            )
-        ),
-        "a thread is left",
-        10,
-    )
+    truth.until(lambda: not engine_threads(), "a thread is left", 10)

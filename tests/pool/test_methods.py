@@ -141,7 +141,7 @@ def test_results_that_cannot_be_pickled(pool: SafePool) -> None:
     with pytest.raises(MaybeEncodingError) as caught:
         pool.apply(tasks.return_lambda)
     assert "lambda" in caught.value.value
-    assert "pickle" in caught.value.exc
+    assert "<lambda>" in caught.value.exc
     with pytest.raises(MaybeEncodingError):
         pool.map(_lock, range(4), 2)
 

@@ -48,14 +48,13 @@ MANY = """
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "count"), [("one_pool", 25), ("one_closed_pool", 25), ("one_process", 30)]
-)
+@pytest.mark.parametrize("kind", ["one_pool", "one_closed_pool", "one_process"])
 def test_pools_that_come_and_go_leave_only_the_one_sidecar(
-    method: str, kind: str, count: int, jail: Jail
+    method: str, kind: str, jail: Jail
 ) -> None:
     """After many pools: one helper process, no zombie, no more descriptors, no shared names."""
     names = truth.shared_names()
+    count = 50 if method == "fork" else 12  # an interpreter's start costs more than a fork
     owner = jail.script(MANY, method, kind, str(count))
     files, now, more = jail.hear("files", seconds=60)[0].text.split(" ", 2)
 
@@ -85,10 +84,10 @@ SHORT = """
 """
 
 
-def test_fifty_short_owners_leave_no_process(method: str, jail: Jail) -> None:
+def test_short_owners_leave_no_process(method: str, jail: Jail) -> None:
     """Owners that come and go, with an open pool: no worker, launcher or sidecar stays."""
     names = truth.shared_names()
-    ends = ["os_exit", "sys_exit"] * (8 if method != "fork" else 9)
+    ends = ["os_exit", "sys_exit"] * (9 if method == "fork" else 8)
     for start in range(0, len(ends), 4):
         owners = [jail.script(SHORT, method, end) for end in ends[start : start + 4]]
         for owner in owners:

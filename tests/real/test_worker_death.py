@@ -6,8 +6,10 @@ The owner lives on in all of these tests.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from pathlib import Path
 
 from tests.kit import truth
 from tests.kit.jail import Jail
@@ -118,26 +120,33 @@ PROCESS = """
 """
 
 
-def test_a_process_is_joined_when_its_tree_is_gone(method: str, jail: Jail) -> None:
+ENDS = (
+    ("daemon_empty_env", "sigkill", "-9"),
+    ("daemon_empty_env", "terminate", "-15"),
+    ("ignores_term", "terminate", "-9"),
+    ("forker", "kill", "-9"),
+)
+
+
+def test_a_process_is_joined_when_its_tree_is_gone(method: str, tmp_path: Path) -> None:
     """After ``join`` the strays of a killed, terminated or stubborn process are gone as well."""
-    for number, (villain, how, code) in enumerate(
-        (
-            ("daemon_empty_env", "sigkill", "-9"),
-            ("daemon_empty_env", "terminate", "-15"),
-            ("ignores_term", "terminate", "-9"),
-            ("forker", "kill", "-9"),
-        ),
-        1,
-    ):
-        owner = jail.script(PROCESS, method, villain, how)
-        jail.hear("ready", number)
-        owner.go()
-        assert jail.hear("ended", number)[-1].text == code, (villain, how, owner.errors())
-        left = [line for line in jail.living() if "/bin/sleep" in line or "villains.py" in line]
-        assert not left, (villain, how, left)
-        owner.go()
-        assert owner.wait() == 0, owner.errors()
-    jail.assert_empty("after the processes", 10)
+    with contextlib.ExitStack() as stack:
+        running = []
+        for villain, how, code in ENDS:
+            folder = tmp_path / f"{villain}-{how}"
+            folder.mkdir()
+            jail = stack.enter_context(Jail(folder))
+            running.append((jail, jail.script(PROCESS, method, villain, how), code))
+        for jail, owner, _ in running:
+            jail.hear("ready")
+            owner.go()
+        for jail, owner, code in running:
+            assert jail.hear("ended")[0].text == code, owner.errors()
+            left = [line for line in jail.living() if "sleep" in line or "villains.py" in line]
+            assert not left, left
+            owner.go()
+            assert owner.wait() == 0, owner.errors()
+            jail.assert_empty("after the process", 10)
 
 
 STATUSES = """
