@@ -166,8 +166,6 @@ class Launcher:
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
-        words = ["safepool-launcher", f"run={config.run_id}", f"owner={config.owner_pid}"]
-        title.write(title.Title("safepool-launch", "\0".join(words).encode()))
         self._roster = Roster(self._host, config.run_id, config.grace, self._look, self._tell)
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
@@ -179,6 +177,8 @@ class Launcher:
             oom_score=oom_score if was_lowered else None,
             title=title.read(),
         )
+        words = ["safepool-launcher", f"run={config.run_id}", f"owner={config.owner_pid}"]
+        title.write(title.Title("safepool-launch", "\0".join(words).encode()))
 
     def run(self) -> None:
         """Serve until the work is over."""
