@@ -149,7 +149,8 @@ class Launcher:
         children: loop.ChildLoop,
     ) -> None:
         self._config = config
-        self._control: socket.socket | None = control
+        self._control = control
+        self._hears_owner = True
         self._reports = reports
         self._owner_pidfd = owner_pidfd
         self._watches_owner = True
@@ -182,15 +183,14 @@ class Launcher:
 
     def run(self) -> None:
         """Serve until the work is over."""
-        control = self._control
         while not self._finished:
             ready = self._children.wait(self._watched(), self._wake_at())
             self._note_deaths()
             if self._owner_pidfd in ready:
                 self._watches_owner = False
                 self._owner_ended()
-            if control is not None and control.fileno() in ready and not self._take_request():
-                control = None
+            if self._hears_owner and self._control.fileno() in ready:
+                self._take_request()
             self._advance()
 
     # -- waiting -----------------------------------------------------------------------
@@ -203,7 +203,7 @@ class Launcher:
         fds = [fd for sweep in self._sweeps() for fd in sweep.watched]
         if self._watches_owner:
             fds.append(self._owner_pidfd)
-        if self._control is not None:
+        if self._hears_owner:
             fds.append(self._control.fileno())
         return fds
 
@@ -218,31 +218,28 @@ class Launcher:
 
     # -- requests ----------------------------------------------------------------------
 
-    def _take_request(self) -> bool:
-        """Read one request; False when the owner's end of the socket is gone."""
-        assert self._control is not None
+    def _take_request(self) -> None:
+        """Read one request; its end means that the owner has ended, or wants no more."""
         packet = loop.receive(self._control)
         if packet is None:
-            return True
+            return
         data, fds = packet
         if not data:
-            self._control.close()
-            self._control = None
+            self._hears_owner = False
             self._owner_ended()
-            return False
+            return
         try:
             word, *fields = decode(data)
         except WireError as error:
             loop.close_all(fds)
             self._tell("error", f"a request was not understood: {error}")
-            return True
+            return
         if word == "start":
             self._start(fields, fds)
         elif word == "end":
             number, grace = fields
             if self._ending is None:
                 self._roster.end(number, grace)
-        return True
 
     def _start(self, fields: list[Any], fds: list[int]) -> None:
         status_fd, *rest = fds
@@ -284,8 +281,7 @@ class Launcher:
         os.close(status_fd)
         self._roster.close_in_child()
         self._reports.close()
-        if self._control is not None:
-            self._control.close()
+        self._control.close()
 
     # -- ends --------------------------------------------------------------------------
 
@@ -335,9 +331,9 @@ class Launcher:
         self._roster.finish()
         farewell = encode("retired", self._config.launcher_id)
         self._report(farewell)
-        if self._control is not None:
-            with suppress(OSError):
-                self._control.send(farewell, socket.MSG_DONTWAIT)
+        # The owner may be gone, or may have let go: then nobody needs it.
+        with suppress(OSError):
+            self._control.send(farewell, socket.MSG_DONTWAIT)
         self._finished = True
 
     # -- telling -----------------------------------------------------------------------

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 
 from safepool.core.identity import Incarnation
@@ -67,6 +69,7 @@ class LauncherLink:
         self.incarnation: Incarnation | None = None
         self.numbers: set[int] = set()
         self.swept = threading.Event()
+        self._reaping = threading.Lock()
         self.is_closed = False
         self.is_lost = False
 
@@ -121,15 +124,24 @@ class LauncherLink:
             return  # its workers died with it, and their strays are swept
 
     def close(self) -> None:
-        """Let the launcher end all that is left, and leave. May be called again."""
+        """Let the launcher end all that is left, and leave. May be called again.
+
+        The socket stays open, so that the monitor sees when it has left.
+        """
+        self.is_closed = True
+        with suppress(OSError):
+            self.control.shutdown(socket.SHUT_WR)
+
+    def drop(self) -> None:
+        """Close this process's end and say nothing: other copies of it stay as they are."""
         self.is_closed = True
         self.control.close()
 
     def reap(self) -> None:
         """Reap a launcher that is the owner's child and about to leave; bounded."""
-        pid, self.child_pid = self.child_pid, None
-        if pid is not None:
-            reap_child(pid, REAP_TIMEOUT)
+        with self._reaping:
+            if self.child_pid is not None and reap_child(self.child_pid, REAP_TIMEOUT) is not None:
+                self.child_pid = None
 
     def _send(self, message: bytes, fds: list[int]) -> None:
         try:
@@ -137,7 +149,7 @@ class LauncherLink:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise LauncherLostError(f"the launcher is gone: {error}") from error
         except OSError as error:
-            if self.is_closed or self.control.fileno() < 0:
+            if self.is_closed:
                 raise LauncherLostError("the launcher was closed") from error
             raise
 
@@ -162,18 +174,23 @@ def is_open(fd: int) -> bool:
 
 
 def reap_child(pid: int, timeout: float) -> int | None:
-    """Wait for a child of ours; None when it does not end in time or somebody else reaped it."""
+    """Wait for a child of ours and return its exit code; None when it does not end in time.
+
+    One that somebody else has reaped, or the system (SIGCHLD ignored), counts as killed.
+    """
     try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return None
+        _wait_for_end(pid, timeout)
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+    except (ChildProcessError, ProcessLookupError):
+        return -signal.SIGKILL
+    return os.waitstatus_to_exitcode(status) if reaped else None
+
+
+def _wait_for_end(pid: int, timeout: float) -> None:
+    pidfd = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         poll.poll(timeout * 1000)
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
     finally:
         os.close(pidfd)
-    return os.waitstatus_to_exitcode(status) if reaped else None

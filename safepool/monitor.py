@@ -132,11 +132,11 @@ class Monitor:
         self.ring()
 
     def release(self, link: LauncherLink) -> None:
-        """Close a launcher that is not needed any more, and reap it if it is our child."""
-        with self._lock:
-            self._links.pop(link.launcher_id, None)
-            link.close()
-        self.ring()
+        """Dismiss a launcher that is not needed any more; wait for it if it is our child.
+
+        One that takes longer (what it has to end is unwilling) is reaped when it leaves.
+        """
+        link.close()
         link.reap()
 
     def _launcher_ended(self, link: LauncherLink) -> None:
@@ -144,7 +144,7 @@ class Monitor:
             if self._links.pop(link.launcher_id, None) is None:
                 return
             link.is_lost = True
-            link.close()
+            link.drop()
         link.reap()
         if not link.numbers:
             link.swept.set()
@@ -157,7 +157,7 @@ class Monitor:
         )
         with self._lock:
             self._lost[link.launcher_id] = link
-            self._say(encode("lost", link.launcher_id, sorted(link.numbers)), [])
+            self._say(encode("lost", link.launcher_id, sorted([*link.numbers])), [])
 
     # -- the thread ----------------------------------------------------------------------
 
@@ -294,11 +294,12 @@ class Monitor:
             self._is_over = True
             sidecar, self._sidecar = self._sidecar, None
         self.ring()
-        if sidecar is None:
-            self._close_bell()
-            return
-        self._thread_done.wait(timeout)
-        self._dismiss(sidecar, timeout)
+        if self._has_begun:
+            self._thread_done.wait(timeout)
+        if sidecar is not None:
+            self._dismiss(sidecar, timeout)
+        for link in links:
+            link.drop()
         self._close_bell()
 
     def _dismiss(self, sidecar: SidecarLink, timeout: float) -> None:
@@ -324,7 +325,7 @@ class Monitor:
         """In a forked child: close what is the owner's. No lock: its holder may not exist here."""
         self._is_over = True
         for link in [*self._links.values(), *self._lost.values()]:
-            link.close()
+            link.drop()
         if self._sidecar is not None:
             self._sidecar.control.close()
         self._close_bell()

@@ -233,6 +233,8 @@ class Run:
         self._is_over = True
         self.monitor.shut_down(_RETIRE_TIMEOUT)
         self.tracker.close()
+        if self.monitor.failure:
+            self.files.retire()  # there was no sidecar that could have done so
         self.files.close()
         self.reports.close()
         self.reporters.close()

@@ -39,6 +39,9 @@ class Cage(Protocol):
     def entrance(self) -> Callable[[], None]:
         """What a new child calls before its exec."""
 
+    gives_terminal: bool
+    """The cage makes a terminal on standard input the owner's controlling one."""
+
     def took(self, pid: int) -> int:
         """Learn of a started process; returns the pid of the owner itself."""
 
@@ -69,6 +72,8 @@ def cgroup_folder() -> Path | None:
 
 class Cgroup:
     """A cage that the kernel keeps: see the module's header."""
+
+    gives_terminal = False
 
     def __init__(self, parent: Path) -> None:
         self.folder = parent / f"safepool-test-{os.getpid()}-{secrets.token_hex(4)}"
@@ -115,6 +120,8 @@ class Cgroup:
 
 class Keepers:
     """A cage of one subreaper above each owner: see the module's header."""
+
+    gives_terminal = True
 
     def __init__(self) -> None:
         self._keepers: list[int] = []

@@ -10,9 +10,11 @@ Called by: the cage, as a process of its own. Standard library only, no site.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+import termios
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -23,8 +25,13 @@ def keep(argv: list[str]) -> int:
         raise OSError(ctypes.get_errno(), "no child subreaper")
     owner = os.fork()
     if owner == 0:
-        os.setsid()
-        os.execv(argv[0], argv)
+        try:
+            os.setsid()
+            if os.isatty(0):
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            os.execvp(argv[0], argv)
+        finally:
+            os._exit(127)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     verdict = 0

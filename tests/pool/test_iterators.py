@@ -150,9 +150,13 @@ def test_close_reads_the_rest() -> None:
 
 def test_an_iterator_keeps_its_pool() -> None:
     """A pool that only its iterator refers to works until the last result."""
-    iterator = SafePool(2, context=safepool.get_context("fork")).imap(tasks.square, range(1000))
+    pool = SafePool(2, context=safepool.get_context("fork"))
+    engine = pool._engine
+    iterator = pool.imap(tasks.square, range(1000))
+    del pool
     with pytest.warns(ResourceWarning, match="unclosed running"):
         got = list(iterator)
+    engine.join()
     assert got == [n * n for n in range(1000)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit import truth
-from tests.kit.jail import Jail
+from tests.kit.jail import Jail, PrivateShm
 
 BOUND = 10.5
 
@@ -53,9 +53,9 @@ def test_pools_that_come_and_go_leave_only_the_one_sidecar(
     method: str, kind: str, jail: Jail
 ) -> None:
     """After many pools: one helper process, no zombie, no more descriptors, no shared names."""
-    names = truth.shared_names()
+    shm = PrivateShm(jail)
     count = 50 if method == "fork" else 12  # an interpreter's start costs more than a fork
-    owner = jail.script(MANY, method, kind, str(count))
+    owner = jail.script(MANY, method, kind, str(count), before=shm.before)
     files, now, more = jail.hear("files", seconds=60)[0].text.split(" ", 2)
 
     def one_sidecar() -> bool:
@@ -66,11 +66,11 @@ def test_pools_that_come_and_go_leave_only_the_one_sidecar(
     offspring = truth.descendants(owner.pid)
     assert [truth.describe(pid) for pid in offspring if not truth.is_alive(pid)] == []
     assert int(now) <= int(files), f"{files} descriptors have become {now}: {more}"
-    assert truth.shared_names() <= names, "names in /dev/shm are left"
+    assert shm.names() == [], "names in /dev/shm are left"
     owner.go()
     assert owner.wait() == 0, owner.errors()
     jail.assert_empty("after many pools", 3)
-    assert truth.shared_names() <= names, "names in /dev/shm are left"
+    assert shm.names() == [], "names in /dev/shm are left"
 
 
 SHORT = """
@@ -86,23 +86,23 @@ SHORT = """
 
 def test_short_owners_leave_no_process(method: str, jail: Jail) -> None:
     """Owners that come and go, with an open pool: no worker, launcher or sidecar stays."""
-    names = truth.shared_names()
+    shm = PrivateShm(jail)
     ends = ["os_exit", "sys_exit"] * (9 if method == "fork" else 8)
     for start in range(0, len(ends), 4):
-        owners = [jail.script(SHORT, method, end) for end in ends[start : start + 4]]
+        owners = [jail.script(SHORT, method, end, before=shm.before) for end in ends[start : start + 4]]
         for owner in owners:
             assert owner.wait() == 5, owner.errors()
     jail.assert_empty(f"after {len(ends)} owners", BOUND)
-    assert truth.shared_names() <= names, "names in /dev/shm are left"
+    assert shm.names() == [], "names in /dev/shm are left"
     left = [path.name for path in (jail.folder / "run").glob("safepool/*") if path.suffix != ".log"]
     assert not left, "records of finished runs are left"
 
 
 def test_shared_memory_of_killed_owners_is_not_kept(method: str, jail: Jail) -> None:
     """An owner with a pool is SIGKILLed: what safepool itself shares leaves no name."""
-    names = truth.shared_names()
+    shm = PrivateShm(jail)
     owner = jail.owner(f"--method={method}", "--cast=busy_python,gil_held")
     jail.hear("ready", 2)
-    assert truth.shared_names() <= names, "a running pool has names in /dev/shm"
+    assert shm.names() == [], "a running pool has names in /dev/shm"
     owner.send(9)
     jail.assert_empty("owner killed", BOUND)

@@ -110,15 +110,15 @@ def test_strangers_that_look_like_ours_are_spared(
             start_stranger(outside, SAFEPOOL_RUN=""),
             start_stranger(outside, SAFEPOOL_RUN="not a mark at all"),
         ]
-        for console in (Console(jail, method), Console(jail, method, name="second")):
+        consoles = Console(jail, method), Console(jail, method, name="second")
+        for console in consoles:
             console.ask("hold daemon_empty_env")
         jail.hear("ready", 2)
         strangers.append(start_stranger(outside, SAFEPOOL_RUN=f"{other}:1/{other}:2"))
         for pid in {truth.parent(line.pid) for line in jail.hear("ready", 2)}:
             os.kill(pid, signal.SIGKILL)  # a launcher's death makes the sidecar look further
-        for pid in jail.pids():
-            if "console.py" in truth.command_line(pid) and truth.parent(pid) == os.getpid():
-                os.kill(pid, signal.SIGKILL)
+        for console in consoles:
+            console.owner.send(signal.SIGKILL)
         jail.assert_empty("the owners", BOUND)
         check_untouched(outside, strangers)
 
