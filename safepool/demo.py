@@ -47,7 +47,7 @@ _READING_TIME = 1.5
 """Seconds between tree and kill when a person is reading."""
 
 _WIDTH = 96
-_LOG_LINES = 3
+_LOG_LINES = 2
 
 
 # -- front -----------------------------------------------------------------------------
@@ -277,11 +277,12 @@ def _print_times(
 
 
 def _print_log(lines: list[str]) -> None:
-    """Print what safepool said of its own accord, the long middle left out."""
+    """Print what safepool said of its own accord: some lines on strays, and the last."""
     if not lines:
         return
     print("\n  What safepool itself says of it:")
-    shown = lines if len(lines) <= _LOG_LINES else [*lines[: _LOG_LINES - 1], "...", lines[-1]]
+    strays = [line for line in lines[:-1] if " stray " in line]
+    shown = [*strays[:_LOG_LINES], "...", lines[-1]]
     for line in shown:
         print(textwrap.fill(line, _WIDTH, initial_indent="  | ", subsequent_indent="  |   "))
 

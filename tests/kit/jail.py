@@ -286,32 +286,6 @@ class Jail:
             )
 
 
-class PrivateShm:
-    """A /dev/shm that only the owners of one jail see, so that its names are all theirs.
-
-    ``before`` goes in front of an owner's command. Where mounts are not allowed the
-    names are not looked at.
-    """
-
-    def __init__(self, jail: Jail) -> None:
-        self.before: list[str] = []
-        if os.geteuid() != 0:
-            return
-        mount = "mount -t tmpfs none /dev/shm && echo ready > mounted && exec sleep 180"
-        holder = jail.start(["unshare", "-m", "sh", "-c", mount])
-        truth.until(
-            lambda: (jail.folder / "mounted").exists() or holder.process.poll() is not None,
-            "no private /dev/shm",
-        )
-        self.pid = holder.pid
-        if holder.process.poll() is None:
-            self.before = ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--wdns", str(jail.folder)]
-
-    def names(self) -> list[str]:
-        """The names of shared memory and semaphores that are there."""
-        return os.listdir(f"/proc/{self.pid}/root/dev/shm") if self.before else []
-
-
 def start_as_a_shell_would(terminal: int | None) -> None:
     """Give a new process default signal actions, no mask and no core dumps."""
     for number in signal.valid_signals():

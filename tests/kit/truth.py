@@ -103,11 +103,6 @@ def open_files(pid: int | None = None) -> dict[int, str]:
     return found
 
 
-def shared_names() -> set[str]:
-    """The names in /dev/shm: shared memory and named semaphores."""
-    return set(os.listdir("/dev/shm"))
-
-
 def sidecars(owner: int) -> list[int]:
     """The living children of an owner whose title says that they are its sidecar."""
     return [
