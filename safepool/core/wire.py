@@ -14,18 +14,17 @@ Two forms, both pure:
 word        fields                                     direction
 ========== ========================================== =======================
 hello       run, mark, owner pid, owner start, folder,  owner -> sidecar
-            grace
+            grace, start of the run (ticks)
 launch      launcher, method, grace                     owner -> sidecar
 attach      launcher, pid, start, grace                 owner -> sidecar
 lost        launcher, worker numbers                    owner -> sidecar
 retire      (none)                                      owner -> sidecar
-armed       pid, start                                  sidecar -> owner
-failed      reason                                      sidecar -> owner
-launched    launcher, pid, start                        sidecar -> owner
+armed       pid, start, what the registry refused       sidecar -> owner
+launched    launcher, pid (0: failed), start or errno   sidecar -> owner
 swept       launcher                                    sidecar -> owner
 log         level, text                                 sidecar -> owner
-start       worker number, name, which stdio,           owner -> launcher
-            tracker sent, one-shot
+start       worker number, name, which stdio, is there  owner -> launcher
+            a blob, is there a tracker
 end         worker number, grace                        owner -> launcher
 told        launcher, level, text                       launcher -> sidecar
 retired     launcher                                    launcher -> both
