@@ -23,10 +23,10 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from safepool.core.lineage import MARK_VARIABLE, extend, tag_of
+from safepool.core.values import dataclass
 from safepool.host import prctl, title
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ import os
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from safepool import loop
@@ -50,6 +49,7 @@ from safepool.bootstrap import (
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
+from safepool.core.values import dataclass, replace
 from safepool.core.wire import (
     Failed,
     WireError,

@@ -15,9 +15,9 @@ import signal
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 
 from safepool.core.identity import Incarnation
+from safepool.core.values import dataclass
 from safepool.core.wire import (
     MAX_DESCRIPTORS,
     STATUS_SIZE,

@@ -11,12 +11,12 @@ Called by: the sidecar, once it is armed; it carries the sweeps out beside its w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from safepool import registry
 from safepool.core.identity import Incarnation
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
+from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
 from safepool.host.base import Host
 from safepool.sweeper import Sweep

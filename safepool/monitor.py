@@ -13,8 +13,6 @@ Called by: :mod:`safepool.run`, which owns the one instance.
 from __future__ import annotations
 
 import _thread
-import copy
-import logging
 import os
 import select
 import socket
@@ -28,18 +26,10 @@ from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.errors import ProtectionError
 from safepool.launcher_link import LauncherLink
 from safepool.sidecar_link import SidecarLink, executable, start_sidecar
+from safepool.voice import Voice
 
 if TYPE_CHECKING:
     from safepool.run import Run
-
-logger = logging.getLogger("safepool")
-
-_LEVELS = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 
 PROTECTION_VARIABLE = "SAFEPOOL_PROTECTION"
 """Set to "warn", a sidecar that cannot start is a warning instead of an error."""
@@ -69,9 +59,8 @@ class Monitor:
         self._was_armed = False
         self._is_over = False
         self._thread_done = threading.Event()
-        self._blank = logger.makeRecord(logger.name, logging.INFO, __file__, 0, "", (), None)
-        self._blank.threadName = "safepool-monitor"
-        self.quiet = threading.Lock()
+        self._voice = Voice()
+        self.quiet = self._voice.quiet
         self.armed = threading.Event()
         self.failure = ""
 
@@ -100,9 +89,9 @@ class Monitor:
             links = list(self._links.values())
         self.armed.set()
         if tolerates_degraded():
-            self._log("warning", f"{reason}; going on with degraded protection, as asked")
+            self._voice.say("warning", f"{reason}; going on with degraded protection, as asked")
             return
-        self._log("error", f"{reason}; ending what was started")
+        self._voice.say("error", f"{reason}; ending what was started")
         for link in links:
             self.release(link)
 
@@ -150,7 +139,7 @@ class Monitor:
             link.swept.set()
             return
         who = f" {link.incarnation.pid}" if link.incarnation is not None else ""
-        self._log(
+        self._voice.say(
             "warning",
             f"launcher{who} was killed: its {len(link.numbers)} workers died with it, "
             "what they had started is being ended",
@@ -226,13 +215,13 @@ class Monitor:
             self._early_deaths = 0
             self.armed.set()
             if fields[2]:
-                self._log("warning", f"the registry does not name the sidecar: {fields[2]}")
+                self._voice.say("warning", f"the registry does not name the sidecar: {fields[2]}")
         elif word == "launched":
             self._launched(*fields)
         elif word == "swept":
             self._swept(*fields)
         elif word == "log":
-            self._log(*fields)
+            self._voice.say(*fields)
 
     def _launched(self, launcher_id: int, pid: int, start: int) -> None:
         with self._lock:
@@ -242,7 +231,7 @@ class Monitor:
         if pid:
             link.incarnation = Incarnation(pid, start)
         else:
-            self._log("error", f"the sidecar cannot fork a launcher: {os.strerror(start)}")
+            self._voice.say("error", f"the sidecar cannot fork a launcher: {os.strerror(start)}")
             self.release(link)
 
     def _swept(self, launcher_id: int) -> None:
@@ -269,7 +258,9 @@ class Monitor:
                     f"{executable()!r} and wrote to stderr what it knows"
                 )
                 return
-        self._log("warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place")
+        self._voice.say(
+            "warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place"
+        )
         try:
             replacement = start_sidecar(self._run)
         except ProtectionError as error:
@@ -318,7 +309,7 @@ class Monitor:
                 break
             word, *fields = decode(data)
             if word == "log":
-                self._log(*fields)
+                self._voice.say(*fields)
         sidecar.reap()
 
     def forget(self) -> None:
@@ -341,20 +332,3 @@ class Monitor:
         # Full: it is ringing already. Closed: the run is over.
         with suppress(OSError):
             self._bell_in.send(b"w", socket.MSG_DONTWAIT)
-
-    def _log(self, level: str, text: str) -> None:
-        """Log from whichever thread this is.
-
-        The record is a copy of one that was made in a thread of Python's own:
-        making one here would leave a dummy in ``threading.enumerate()`` for ever.
-        """
-        number = _LEVELS.get(level, logging.WARNING)
-        if not logger.isEnabledFor(number):
-            return
-        record = copy.copy(self._blank)
-        now = time.time()
-        record.levelno, record.levelname = number, logging.getLevelName(number)
-        record.msg, record.created, record.msecs = text, now, now % 1 * 1000
-        record.relativeCreated += (now - self._blank.created) * 1000
-        with self.quiet:
-            logger.handle(record)

@@ -13,7 +13,8 @@ import marshal
 import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+
+from safepool.core.values import dataclass
 
 
 @dataclass(frozen=True)

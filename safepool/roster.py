@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
+from safepool.core.values import dataclass
 from safepool.core.wire import Exited, Started, Status, encode_status
 from safepool.host.base import Host
 from safepool.sweeper import Sweep

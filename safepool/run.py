@@ -28,7 +28,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
@@ -39,6 +38,7 @@ from safepool.core.identity import Incarnation
 from safepool.core.lineage import HELPER, MARK_VARIABLE, tag_of
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.record import RunRecord
+from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost

@@ -10,9 +10,8 @@ Boring on purpose: few imports, one thread, deaf to terminal signals, no I/O tha
 could stop a sweep. Its own stderr is the owner's, so a sweep is written there only
 when it is over, in pieces that a pipe takes at once.
 
-Descriptors that it is born with: 0 and 1 are /dev/null, 2 the owner's stderr, then
-CONTROL, OWNER (a pidfd), REPORTS and REPORTERS (the two ends of the run's datagram
-pair, on which launchers tell what they ended).
+Descriptors that it is born with: see :mod:`safepool.core.wire`. 0 and 1 are
+/dev/null, 2 is the owner's stderr.
 
 Called by: :mod:`safepool.run`, through the interpreter's command line.
 """
@@ -22,7 +21,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -33,14 +31,22 @@ from safepool.core.lineage import HELPER, tag_of
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Member
-from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
+from safepool.core.wire import (
+    CONTROL,
+    MAX_MESSAGE,
+    OWNER,
+    REPORTERS,
+    REPORTS,
+    WireError,
+    decode,
+    encode,
+)
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
+from safepool.launcher_watch import LauncherWatch
 from safepool.leftovers import SweepTask, start_up_sweeps
 from safepool.sweeper import Sweep
 from safepool.telling import describe, write_gently
-
-CONTROL, OWNER, REPORTS, REPORTERS = 3, 4, 5, 6
 
 _HEAD_START = launcher.HEAD_START + 0.025
 """Seconds that launchers get to sweep their own trees before the sidecar looks."""
@@ -49,13 +55,6 @@ _LATER = 0.4
 """Seconds by which the sidecar's forced end comes after the launchers' own."""
 
 _OOM_SCORE = "-950"
-
-
-@dataclass
-class _LauncherEntry:
-    incarnation: Incarnation
-    pidfd: int
-    retired: bool = False
 
 
 def main() -> NoReturn:
@@ -101,14 +100,11 @@ class Sidecar:
         for fd in (CONTROL, OWNER, REPORTS, REPORTERS):
             os.set_inheritable(fd, False)
         self._watches_owner = True
-        self._launchers: dict[int, _LauncherEntry] = {}
         self._tasks: list[SweepTask] = []
         self._lines: list[str] = []
         self._phase = _Phase.WATCHING
         self._patient_until: float | None = None
         self._final: SweepTask | None = None
-        self._lost_any = False
-        self._seen_grace: float | None = None
         self._beat_at = 0.0
         self._hear_hello()
 
@@ -120,7 +116,7 @@ class Sidecar:
         word, run_id, mark, owner_pid, owner_start, folder, grace, began = decode(data)
         if word != "hello":
             raise WireError(f"expected hello, got {word!r}")
-        self._run_id, self._mark, self._grace, self._began = run_id, mark, grace, began
+        self._run_id, self._mark, self._began = run_id, mark, began
         self._owner = Incarnation(owner_pid, owner_start)
         me = self._host.incarnation(os.getpid())
         if me is None:
@@ -129,6 +125,7 @@ class Sidecar:
         set_tag(tag_of(run_id, HELPER))
         write_oom_score(_OOM_SCORE)
         self._files = registry.RunFiles.attach(folder, run_id)
+        self._launchers = LauncherWatch(self._host, self._files, grace)
         problem = self._files.add_member(Member("sidecar", me))
         self._say("armed", me.pid, me.start, "" if problem is None else str(problem))
 
@@ -145,7 +142,7 @@ class Sidecar:
                 self._watches_owner = False
                 self._owner_ended()
             self._hear_reports()
-            self._note_dead_launchers(ready)
+            self._launchers.note_dead(ready)
             self._advance()
             if time.monotonic() >= self._beat_at:
                 self._beat()
@@ -154,7 +151,7 @@ class Sidecar:
     # -- waiting -----------------------------------------------------------------------
 
     def _watched(self) -> list[int]:
-        fds = [entry.pidfd for entry in self._launchers.values()]
+        fds = self._launchers.pidfds()
         fds += [fd for task in self._all_tasks() for fd in task.sweep.watched]
         fds.append(REPORTS)
         if self._watches_owner:
@@ -206,12 +203,13 @@ class Sidecar:
         if word == "launch":
             self._launch(fds, *fields)
         elif word == "attach":
-            self._attach(*fields)
+            launcher_id, pid, start, grace = fields
+            self._launchers.attach(launcher_id, Incarnation(pid, start), grace)
         elif word == "lost":
             self._sweep_lost(*fields)
         elif word == "retire" and self._phase is _Phase.WATCHING:
             self._phase = _Phase.RETIRING
-            self._patient_until = time.monotonic() + self._longest_grace() + _LATER
+            self._patient_until = time.monotonic() + self._launchers.grace + _LATER
 
     def _launch(self, fds: list[int], launcher_id: int, method: str, grace: float) -> None:
         """Fork a launcher from here, and tell the owner."""
@@ -225,7 +223,7 @@ class Sidecar:
             self._be_launcher(launcher_id, method, grace, fds)
         loop.close_all(fds)
         incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
-        self._attach(launcher_id, incarnation.pid, incarnation.start, grace)
+        self._launchers.attach(launcher_id, incarnation, grace)
         self._say("launched", launcher_id, incarnation.pid, incarnation.start)
 
     def _be_launcher(self, launcher_id: int, method: str, grace: float, fds: list[int]) -> NoReturn:
@@ -251,25 +249,10 @@ class Sidecar:
         """Close the sidecar's descriptors in a launcher."""
         for task in self._all_tasks():
             task.sweep.close()
-        for entry in self._launchers.values():
-            os.close(entry.pidfd)
+        self._launchers.close_in_child()
         self._reports.close()
         if self._control is not None:
             self._control.close()
-
-    def _attach(self, launcher_id: int, pid: int, start: int, grace: float) -> None:
-        """Watch a launcher, whoever forked it; one that is gone already needs none."""
-        incarnation = Incarnation(pid, start)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            return
-        if self._host.incarnation(pid) != incarnation:
-            os.close(pidfd)
-            return
-        self._launchers[launcher_id] = _LauncherEntry(incarnation, pidfd)
-        self._seen_grace = max(grace, self._seen_grace or 0.0)
-        self._files.add_member(Member("launcher", incarnation))
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -284,29 +267,21 @@ class Sidecar:
             except (OSError, WireError) as error:
                 self._note("error", f"a report was lost: {error}")
                 return
-            if word == "retired" and launcher_id in self._launchers:
-                self._launchers[launcher_id].retired = True
+            if word == "retired":
+                self._launchers.note_retired(launcher_id)
             elif word == "told":
                 self._note(*rest)
 
-    def _note_dead_launchers(self, ready: set[int]) -> None:
-        for launcher_id, entry in list(self._launchers.items()):
-            if entry.pidfd in ready:
-                os.close(entry.pidfd)
-                del self._launchers[launcher_id]
-                self._files.remove_member(Member("launcher", entry.incarnation))
-                self._lost_any = self._lost_any or not entry.retired
-
     def _sweep_lost(self, launcher_id: int, numbers: list[int]) -> None:
         """A launcher was killed: end what its workers had started, wherever it is now."""
-        self._lost_any = True
+        self._launchers.lost_any = True
         target = Target(
             run_id=self._run_id,
             workers=frozenset(numbers),
             born_from=self._began,
             spare=self._spared(),
         )
-        sweep = Sweep(self._host, target, StopPolicy(self._longest_grace()), self._look)
+        sweep = Sweep(self._host, target, StopPolicy(self._launchers.grace), self._look)
         self._tasks.append(
             SweepTask(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
         )
@@ -324,18 +299,15 @@ class Sidecar:
         if "sidecar" not in nets():
             self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
 
-    def _longest_grace(self) -> float:
-        return self._grace if self._seen_grace is None else self._seen_grace
-
     def _begin_last_sweep(self) -> None:
         target = Target(
-            roots=frozenset(e.incarnation for e in self._launchers.values()),
+            roots=self._launchers.incarnations(),
             subtree_of=self._me,
             run_id=self._run_id,
             born_from=self._began,
             spare=self._spared(),
         )
-        policy = StopPolicy(self._longest_grace() + _LATER)
+        policy = StopPolicy(self._launchers.grace + _LATER)
         closed = self._phase is _Phase.RETIRING
         why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
         self._final = SweepTask(Sweep(self._host, target, policy, self._look), why, lambda _: None)
@@ -357,7 +329,7 @@ class Sidecar:
 
     def _consider_the_end(self) -> None:
         """Leave at once after an orderly end; else look for what is left."""
-        is_orderly = self._phase is _Phase.RETIRING and not self._lost_any
+        is_orderly = self._phase is _Phase.RETIRING and not self._launchers.lost_any
         if is_orderly and not self._launchers:
             if not self._tasks:
                 self._phase = _Phase.FINISHED

@@ -12,11 +12,11 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from safepool.core.policy import DEFAULT_GRACE
-from safepool.core.wire import encode
+from safepool.core.values import dataclass
+from safepool.core.wire import CONTROL, OWNER, REPORTERS, REPORTS, encode
 from safepool.errors import ProtectionError
 from safepool.launcher_link import REAP_TIMEOUT, is_open, reap_child
 
@@ -86,8 +86,6 @@ def _spawn(run: Run, control: int) -> int:
     """posix_spawn the interpreter: no code of ours runs between fork and exec."""
     from multiprocessing import util
 
-    from safepool import sidecar
-
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     program = (
         "import sys; sys.path[:] = [p for p in sys.path if p]; "
@@ -104,10 +102,10 @@ def _spawn(run: Run, control: int) -> int:
         f"owner={run.owner.pid}",
     ]
     wanted = {
-        sidecar.CONTROL: control,
-        sidecar.OWNER: run.pidfd,
-        sidecar.REPORTS: run.reports.fileno(),
-        sidecar.REPORTERS: run.reporters.fileno(),
+        CONTROL: control,
+        OWNER: run.pidfd,
+        REPORTS: run.reports.fileno(),
+        REPORTERS: run.reporters.fileno(),
     }
     moved: dict[int, int] = {}
     try:

@@ -22,12 +22,12 @@ import math
 import os
 import select
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from safepool.core import planner
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.planner import Signal, SweepReport, Target
 from safepool.core.policy import StopPolicy
+from safepool.core.values import replace
 from safepool.host.base import Handle, Host, NoHandle, Sending
 
 MOST_WATCHED = 256

@@ -27,27 +27,31 @@ PACKAGE = ROOT / "safepool"
 LAYERS: list[tuple[str, ...]] = [
     ("safepool.errors",),
     # Decides.
-    ("safepool.core", "safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
+    ("safepool.core", "safepool.core.values"),
+    ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     # Does.
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
+    ("safepool.host.title",),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry"),
     ("safepool.sweeper", "safepool.payload"),
     # What runs in workers, launchers and the sidecar.
     ("safepool.loop", "safepool.telling", "safepool.preload", "safepool.bootstrap"),
     ("safepool.service",),
+    ("safepool.roster", "safepool.launcher_watch", "safepool.leftovers"),
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.
-    ("safepool.link",),
+    ("safepool.launcher_link", "safepool.sidecar_link", "safepool.tracker", "safepool.voice"),
     ("safepool.monitor",),
     ("safepool.run",),
     ("safepool.process",),
     # The pool.
     ("safepool.results",),
-    ("safepool.channel",),
+    ("safepool.waiting", "safepool.channel", "safepool.jobs"),
+    ("safepool.crew",),
     ("safepool.engine",),
     ("safepool.feeder",),
     ("safepool.pool",),
@@ -61,7 +65,6 @@ LAYERS: list[tuple[str, ...]] = [
 
 UPWARD: dict[tuple[str, str], str] = {
     ("safepool.pool", "safepool.context"): "a pool without a context takes the default one",
-    ("safepool.monitor", "safepool.run"): "the user's choice of degraded protection",
 }
 
 PURE = {
@@ -85,7 +88,7 @@ MAY_TERMINATE = {"safepool.demo_owner"}
 ONLY_IN = {"psutil": {"safepool.host.portable"}, "cloudpickle": {"safepool.payload"}}
 
 # The wall clock may be set while we wait. It serves for ages of files, and for people.
-MAY_ASK_WALL_CLOCK = {"safepool.registry.files", "safepool.run"}
+MAY_ASK_WALL_CLOCK = {"safepool.registry.files", "safepool.run", "safepool.voice"}
 # The demonstration sleeps for its reader, and its strays have nothing else to do.
 MAY_SLEEP = {"safepool.demo", "safepool.demo_owner"}
 

@@ -11,8 +11,9 @@ Called by: the planner, the hosts, the registry.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+from safepool.core.values import dataclass, field
 
 
 class Sameness(Enum):

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from safepool.core.values import dataclass
 
 QUICK = 0.005
 STALLED = 0.005

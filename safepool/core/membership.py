@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import is_mark_of, is_tag_of_run, tag_of
+from safepool.core.values import dataclass
 
 
 @dataclass(frozen=True)

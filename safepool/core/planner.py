@@ -22,7 +22,6 @@ for again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.lineage import is_helper_tag
 from safepool.core.membership import Found, Target, find_members
 from safepool.core.policy import StopPolicy
+from safepool.core.values import dataclass, field, replace
 
 __all__ = [
     "EndedProcess",

@@ -6,7 +6,8 @@ Decides which values make sense; nothing else. Durations are in seconds.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from safepool.core.values import dataclass
 
 DEFAULT_GRACE = 5.0
 DEFAULT_KILL_TIMEOUT = 1.0

@@ -22,11 +22,11 @@ import json
 import math
 import re
 from binascii import crc32
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
 from safepool.core.identity import Incarnation, Sameness
+from safepool.core.values import dataclass
 
 VERSION = 1
 """The version of the record that this code writes, and the newest that it reads."""

@@ -35,14 +35,20 @@ from __future__ import annotations
 
 import marshal
 import struct
-from dataclasses import dataclass
 from typing import Any
+
+from safepool.core.values import dataclass
 
 MAX_MESSAGE = 65536
 """Bytes of one message; larger matters travel in a descriptor."""
 
 MAX_DESCRIPTORS = 250
 """Descriptors beside one message; the kernel's bound is 253 (SCM_MAX_FD)."""
+
+
+CONTROL, OWNER, REPORTS, REPORTERS = 3, 4, 5, 6
+"""Descriptors that a sidecar is born with: its end of the control socket, a pidfd of the
+owner, and both ends of the datagram pair on which launchers tell what they ended."""
 
 
 class WireError(ValueError):

@@ -12,8 +12,8 @@ workers, on themselves.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
+from safepool.core.values import dataclass
 from safepool.host import prctl
 
 _ARG_START = 48 - 3

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import Protocol
 
 from safepool.core.identity import Incarnation, ProcessRow, Sameness
@@ -26,6 +25,7 @@ from safepool.core.record import (
     judge,
     parse_record,
 )
+from safepool.core.values import dataclass
 from safepool.registry import lock, place
 from safepool.registry.files import members_by_run
 

@@ -135,8 +135,9 @@ def test_terminate_while_a_callback_is_stuck() -> None:
     pool.terminate()
     assert time.monotonic() - begun < 15
     for process in processes:
-        process.join(BOUND)
+        process.join(15)
         assert process.exitcode is not None
+    assert not go.is_set()
     go.set()
     pool.join()
 
@@ -204,22 +205,33 @@ def engine_threads() -> list[str]:
 
 
 def test_references_are_let_go() -> None:
-    """After its result neither arguments nor results nor callbacks are kept."""
+    """After its result neither function nor arguments nor results nor callbacks are kept."""
 
     class Thing:
         pass
 
-    thing = Thing()
-    reference = weakref.ref(thing)
+    def function(_: Any) -> int:
+        return 1
+
+    def callback(_: Any) -> None:
+        pass
+
     with fork_pool(1) as pool:
-
-        def callback(_: Any, kept: Thing = thing) -> None:
-            assert kept
-
-        pool.apply_async(tasks.square, (3,), callback=callback).get(BOUND)
-        pool.map_async(tasks.square, [3], callback=callback).get(BOUND)
-        del callback, thing
-        truth.until(lambda: gc.collect() >= 0 and reference() is None, "it is kept", 10)
+        thing = Thing()
+        results = [
+            pool.apply_async(function, (thing,), callback=callback),
+            pool.map_async(function, [thing], callback=callback),
+        ]
+        for result in results:
+            result.get(BOUND)
+        assert list(pool.imap(function, [thing])) == [1]
+        kept = [weakref.ref(each) for each in (thing, function, callback, *results)]
+        del thing, function, callback, result, results
+        truth.until(
+            lambda: gc.collect() >= 0 and not any(reference() for reference in kept),
+            "something is kept",
+            10,
+        )
 
 
 def test_a_forked_copy_of_the_owner(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +32,7 @@ from safepool.core.planner import (
     note_unsent,
 )
 from safepool.core.policy import StopPolicy
+from safepool.core.values import replace
 
 RUN = "0123456789abcdef0123456789abcdef"
 OTHER_RUN = "fedcba9876543210fedcba9876543210"

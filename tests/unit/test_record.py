@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from binascii import crc32
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from safepool.core import values
 from safepool.core.identity import Incarnation, Sameness
 from safepool.core.record import (
     VERSION,
@@ -148,7 +148,7 @@ def test_keys_that_a_later_version_adds_are_ignored() -> None:
 
 def test_a_long_command_line_leaves_the_record_small() -> None:
     """A command line of megabytes is shortened, and the record is still whole."""
-    record = dataclasses.replace(RECORD, argv=tuple("x" * 100_000 for _ in range(1000)))
+    record = values.replace(RECORD, argv=tuple("x" * 100_000 for _ in range(1000)))
     data = format_record(record)
     assert len(data) < 50_000
     parsed = parse_record(data, RUN)
@@ -199,8 +199,8 @@ def test_two_witnesses_that_disagree_prove_nothing(
 
 def test_a_boot_that_is_not_known_proves_nothing() -> None:
     """Where the boot cannot be named, pids and start times of two boots could be mixed up."""
-    nowhere = dataclasses.replace(HERE, boot_id="")
-    record = dataclasses.replace(RECORD, boot_id="")
+    nowhere = values.replace(HERE, boot_id="")
+    record = values.replace(RECORD, boot_id="")
     assert judge(record, nowhere, Sameness.OTHER, lock_held=False).verdict is Verdict.UNKNOWN
 
 

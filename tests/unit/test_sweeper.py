@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -17,6 +16,7 @@ from safepool import sweeper
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.planner import Sig, Target
 from safepool.core.policy import StopPolicy
+from safepool.core.values import replace
 from safepool.host.base import Handle, NoHandle, Sending
 from safepool.sweeper import Sweep, run
 from tests.kit import truth
