@@ -62,6 +62,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name == "Process":
         return __getattr__("SafeProcess")
+    if name in ("pool", "process", "context"):
+        return importlib.import_module(f"safepool.{name}")
     import multiprocessing
 
     if name in _MODULES:
@@ -70,11 +72,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'safepool' has no attribute {name!r}")
     if name[0].isupper() and not isinstance(getattr(multiprocessing, name), type):
         # Queue, Lock, Pool, Manager ...: methods of the context in force at the call.
+        import functools
+
+        @functools.wraps(getattr(multiprocessing, name))
         def make(*args: Any, **kwargs: Any) -> Any:
             return getattr(__getattr__("get_context")(), name)(*args, **kwargs)
 
-        make.__name__ = make.__qualname__ = name
-        make.__doc__ = getattr(multiprocessing, name).__doc__
         globals()[name] = make
         return make
     return getattr(multiprocessing, name)

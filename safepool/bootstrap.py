@@ -54,6 +54,7 @@ class Parentage:
     owner_pidfd: int
     oom_score: str | None
     title: title.Title
+    open_files: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,15 @@ class StartRequest:
 
     @classmethod
     def received(cls, fields: Sequence[Any], fds: list[int]) -> StartRequest:
-        """Put the fields and the descriptors of a message together again."""
-        number, name, stdio, has_blob, has_tracker = fields
+        """Put the fields and the descriptors of a message together again.
+
+        Raises ValueError when descriptors are missing: the kernel drops those that
+        the receiver has no room for.
+        """
+        number, name, stdio, has_blob, has_tracker, more = fields
         rest = list(fds)
+        if len(rest) != len(stdio) + has_blob + has_tracker + more:
+            raise ValueError("descriptors were lost on the way")
         return cls(
             number=number,
             name=name,
@@ -105,6 +112,7 @@ def arm(number: int, parentage: Parentage) -> None:
     set_tag(tag_of(parentage.run_id, number))
     os.environ[MARK_VARIABLE] = extend(parentage.owner_mark, parentage.run_id, number)
     title.write(parentage.title)
+    resource.setrlimit(resource.RLIMIT_NOFILE, parentage.open_files)
     if parentage.oom_score is not None:
         write_oom_score(parentage.oom_score)
 
@@ -118,6 +126,16 @@ def set_tag(tag: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if hard == resource.RLIM_INFINITY or hard >= tag:
         resource.setrlimit(resource.RLIMIT_RTTIME, (tag, hard))
+
+
+def raise_open_files() -> tuple[int, int]:
+    """Allow this process as many descriptors as it may have; return the limits of before.
+
+    A sweep needs some, and a launcher begins with all that its owner has open.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft, hard
 
 
 def read_oom_score() -> str | None:

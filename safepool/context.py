@@ -106,3 +106,8 @@ def get_context(method: str | None = None) -> Any:
     except (KeyError, TypeError):
         known = ", ".join(_CONTEXTS)
         raise ValueError(f"cannot find context for {method!r}; there are {known}") from None
+
+
+def __getattr__(name: str) -> Any:
+    """What else ``multiprocessing.context`` has: ``mp.context`` is one module for the user."""
+    return getattr(mp_context, name)

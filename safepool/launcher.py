@@ -42,11 +42,12 @@ from safepool.bootstrap import (
     arm,
     exec_spawned,
     nets,
+    raise_open_files,
     read_oom_score,
     run_unpickled,
     write_oom_score,
 )
-from safepool.core.identity import Incarnation, Snapshot
+from safepool.core.identity import Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass, replace
@@ -76,6 +77,7 @@ class LauncherConfig:
 
     ``idle_after``: seconds without a worker after which it leaves; None: it waits
     for the owner's word. ``one_shot``: it leaves after its first worker.
+    ``open_files``: limits that workers get back; None: those of now.
     """
 
     launcher_id: int
@@ -85,6 +87,7 @@ class LauncherConfig:
     grace: float
     idle_after: float | None = None
     one_shot: bool = False
+    open_files: tuple[int, int] | None = None
 
 
 def serve(
@@ -167,7 +170,7 @@ class Launcher:
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
-        self._roster = Roster(self._host, config.run_id, config.grace, self._look, self._tell)
+        self._roster = Roster(self._host, me, config.run_id, config.grace, self._look, self._tell)
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
         self._parentage = Parentage(
@@ -177,6 +180,7 @@ class Launcher:
             owner_pidfd=owner_pidfd,
             oom_score=oom_score if was_lowered else None,
             title=title.read(),
+            open_files=raise_open_files() if config.open_files is None else config.open_files,
         )
         words = ["safepool-launcher", f"run={config.run_id}", f"owner={config.owner_pid}"]
         title.write(title.Title("safepool-launch", "\0".join(words).encode()))
@@ -242,8 +246,14 @@ class Launcher:
                 self._roster.end(number, grace)
 
     def _start(self, fields: list[Any], fds: list[int]) -> None:
-        status_fd, *rest = fds
-        request = StartRequest.received(fields, rest)
+        try:
+            request = StartRequest.received(fields, fds[1:])
+        except ValueError:
+            for status_fd in fds[:1]:
+                send_status(status_fd, Failed(errno.EMFILE))
+            loop.close_all(fds)
+            return
+        status_fd = fds[0]
         if self._ending_at is not None:
             self._refuse(errno.ECANCELED, status_fd, request)
             return
@@ -254,8 +264,7 @@ class Launcher:
             return
         if pid == 0:
             self._be_worker(request, status_fd)
-        incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
-        self._roster.add(request.number, incarnation, status_fd)
+        self._roster.add(request.number, loop.name_of(self._host, pid), status_fd)
         loop.close_all(request.descriptors())
 
     def _refuse(self, number: int, status_fd: int, request: StartRequest) -> None:
@@ -301,7 +310,8 @@ class Launcher:
 
     def _end_all(self) -> None:
         target = Target(roots=self._roster.incarnations(), subtree_of=self._me)
-        self._ending = Sweep(self._host, target, StopPolicy(self._config.grace), self._look)
+        policy = StopPolicy(self._config.grace)
+        self._ending = Sweep(self._host, target, policy, self._look, own=self._me)
 
     def _advance(self) -> None:
         now = time.monotonic()

@@ -97,7 +97,8 @@ class LauncherLink:
             )
         reader, writer = os.pipe()
         try:
-            message = encode("start", number, name, numbers, blob is not None, tracker is not None)
+            has = blob is not None, tracker is not None, len(inherited)
+            message = encode("start", number, name, numbers, *has)
             try:
                 self._send(message, [writer, *numbers, *optional, *inherited])
             finally:
@@ -181,13 +182,16 @@ def reap_child(pid: int, timeout: float) -> int | None:
     try:
         _wait_for_end(pid, timeout)
         reaped, status = os.waitpid(pid, os.WNOHANG)
-    except (ChildProcessError, ProcessLookupError):
+    except ChildProcessError:
         return -signal.SIGKILL
     return os.waitstatus_to_exitcode(status) if reaped else None
 
 
 def _wait_for_end(pid: int, timeout: float) -> None:
-    pidfd = os.pidfd_open(pid)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return  # reaped by somebody else, or no descriptor is free: look without waiting
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)

@@ -23,7 +23,9 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import NoReturn
 
+from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_DESCRIPTORS, MAX_MESSAGE
+from safepool.host.base import Host
 
 _MAX_WAIT = 3600.0
 
@@ -105,6 +107,17 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
     return data, list(numbers)
+
+
+def name_of(host: Host, pid: int) -> Incarnation:
+    """The incarnation of a child just forked; without start time if no descriptor is free.
+
+    Its tag still tells whose it is.
+    """
+    try:
+        return host.incarnation(pid) or Incarnation(pid, 0)
+    except OSError:
+        return Incarnation(pid, 0)
 
 
 def close_all(fds: Iterable[int]) -> None:

@@ -16,6 +16,7 @@ import _thread
 import os
 import select
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -44,6 +45,13 @@ def tolerates_degraded() -> bool:
     return os.environ.get(PROTECTION_VARIABLE, "require") == "warn"
 
 
+_RETRY_AFTER = 0.2
+_RETRY_FOR = 20.0
+"""Seconds between attempts, and in all, to replace a sidecar when the system refuses it."""
+
+_MOST_FAILURES = 10
+
+
 class Monitor:
     """Watches for one run. Methods without a thread of their own are safe in threads."""
 
@@ -59,6 +67,9 @@ class Monitor:
         self._was_armed = False
         self._is_over = False
         self._thread_done = threading.Event()
+        self._thread_done.set()
+        self._retry_at: float | None = None
+        self._retry_until = 0.0
         self._voice = Voice()
         self.quiet = self._voice.quiet
         self.armed = threading.Event()
@@ -71,14 +82,23 @@ class Monitor:
         with self._lock:
             if self._has_begun:
                 return
+            self._thread_done.clear()
+            try:
+                _thread.start_new_thread(self._serve, ())
+            except RuntimeError as error:
+                self._thread_done.set()
+                raise ProtectionError(f"the run cannot be watched: {error}") from error
+            self._has_begun = True
             try:
                 self._sidecar = start_sidecar(self._run)
             except ProtectionError as error:
-                if not tolerates_degraded():
-                    raise
                 self.fail(str(error))
-            self._has_begun = True
-            _thread.start_new_thread(self._serve, ())
+            self.ring()
+
+    @property
+    def is_watched(self) -> bool:
+        """Is there a sidecar that has said that it watches?"""
+        return self._sidecar is not None and self._sidecar.is_armed
 
     def fail(self, reason: str) -> None:
         """The run cannot be protected: say so, once, and let go of everything."""
@@ -151,9 +171,19 @@ class Monitor:
     # -- the thread ----------------------------------------------------------------------
 
     def _serve(self) -> None:
+        failures = 0
         try:
             while not self._is_over:
-                self._serve_once()
+                try:
+                    self._serve_once()
+                    failures = 0
+                except Exception:
+                    # A defect of ours, or of a logging handler of the program. The watch goes on.
+                    sys.excepthook(*sys.exc_info())
+                    failures += 1
+                    if failures >= _MOST_FAILURES:
+                        self.fail("the monitor of the run fails again and again, see stderr")
+                        return
         finally:
             self._thread_done.set()
 
@@ -175,7 +205,7 @@ class Monitor:
         tracker = self._run.tracker.reader
         if tracker >= 0:
             poll.register(tracker, select.POLLIN)
-        for fd, _ in poll.poll():
+        for fd, _ in poll.poll(self._patience()):
             if fd == bell:
                 self._bell_out.recv(4096)
             elif fd == tracker:
@@ -184,6 +214,15 @@ class Monitor:
                 self._check_link(links[fd])
             elif sidecar is not None and not self._is_over:
                 self._hear(sidecar)
+
+        if self._retry_at is not None and time.monotonic() >= self._retry_at:
+            self._replace_sidecar()
+
+    def _patience(self) -> float | None:
+        """Milliseconds until a sidecar is to be tried for again; None: for ever."""
+        if self._retry_at is None:
+            return None
+        return max(0.0, self._retry_at - time.monotonic()) * 1000
 
     def _check_link(self, link: LauncherLink) -> None:
         """Hear a launcher's farewell, or the end of one that said none: it was killed."""
@@ -261,10 +300,20 @@ class Monitor:
         self._voice.say(
             "warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place"
         )
+        self._retry_until = time.monotonic() + _RETRY_FOR
+        self._replace_sidecar()
+
+    def _replace_sidecar(self) -> None:
+        """Start a new sidecar and tell it all; where that fails for now, try again soon."""
+        self._retry_at = None
         try:
             replacement = start_sidecar(self._run)
         except ProtectionError as error:
-            self.fail(str(error))
+            now = time.monotonic()
+            if now >= self._retry_until:
+                self.fail(str(error))
+            else:
+                self._retry_at = now + _RETRY_AFTER
             return
         with self._lock:
             self._sidecar = replacement

@@ -156,7 +156,6 @@ class SpawnSafePopen(SafePopen):
             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         ]
         tracker = self._run.tracker.descriptor()
-        self._run.monitor.ring()
         blob = write_blob(dict(os.environ), arguments, pickled)
         try:
             return self._start(process.name, blob, tracker)
@@ -385,3 +384,8 @@ class WorkerSource:
 
 
 _TITLES = {"fork": "Fork", "spawn": "Spawn", "forkserver": "ForkServer"}
+
+
+def __getattr__(name: str) -> Any:
+    """What else ``multiprocessing.process`` has: ``mp.process`` is one module for the user."""
+    return getattr(mp_process, name)

@@ -41,12 +41,14 @@ class Roster:
     def __init__(
         self,
         host: Host,
+        own: Incarnation,
         run_id: str,
         grace: float,
         look: Callable[[], Snapshot],
         tell: Callable[[str, str], None],
     ) -> None:
         self._host = host
+        self._own = own
         self._run_id = run_id
         self._grace = grace
         self._look = look
@@ -120,7 +122,7 @@ class Roster:
             workers=frozenset({worker.number}),
             born_from=worker.incarnation.start,
         )
-        worker.sweep = Sweep(self._host, target, StopPolicy(grace), self._look)
+        worker.sweep = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._own)
 
     def _tell_end(self, worker: _Worker, sweep: Sweep, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"exit status {code}"

@@ -28,13 +28,13 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
 
 from safepool import launcher, loop, registry
 from safepool.bootstrap import Parentage, StartRequest, run_process, set_tag
-from safepool.core.identity import Incarnation
 from safepool.core.lineage import HELPER, MARK_VARIABLE, tag_of
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.record import RunRecord
@@ -85,20 +85,26 @@ class Run:
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
         self.began = _ticks()
-        self.files = self._write_record(host)
-        try:
-            self.pidfd = os.pidfd_open(owner.pid)
-            self.reports, self.reporters = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        except OSError as error:
-            self.files.retire()
-            raise ProtectionError(f"the run cannot be watched: {error}") from error
+        with ExitStack() as undo:
+            try:
+                self.pidfd = os.pidfd_open(owner.pid)
+                undo.callback(os.close, self.pidfd)
+                self.reports, self.reporters = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+                undo.callback(self.reports.close)
+                undo.callback(self.reporters.close)
+                self.tracker = LazyTracker()
+                undo.callback(self.tracker.close)
+                self.monitor = Monitor(self)
+                undo.callback(self.monitor.forget)
+            except OSError as error:
+                raise ProtectionError(f"the run cannot be watched: {error}") from error
+            self.files = self._write_record(host)
+            undo.pop_all()
         self._numbers = itertools.count(1)
         self._launcher_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, float], LauncherLink] = {}
         self._is_over = False
-        self.tracker = LazyTracker()
-        self.monitor = Monitor(self)
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
     def _write_record(self, host: LinuxHost) -> registry.RunFiles:
@@ -141,7 +147,7 @@ class Run:
     def protection(self) -> Protection:
         """What protects the run now."""
         reason = self.monitor.failure
-        return Protection(sidecar=not reason, launcher=True, reason=reason)
+        return Protection(sidecar=self.monitor.is_watched, launcher=True, reason=reason)
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -154,27 +160,22 @@ class Run:
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
         self._check_not_over()
-        launcher_id = next(self._launcher_ids)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = launcher.LauncherConfig(
-            launcher_id, self.run_id, self.owner.pid, self.mark, grace, one_shot=one_shot
+            next(self._launcher_ids),
+            self.run_id,
+            self.owner.pid,
+            self.mark,
+            grace,
+            one_shot=one_shot,
         )
-        pidfd = os.dup(self.pidfd)
-        reporters = self.reporters.dup()
-        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            with self.monitor.quiet:
-                pid = _fork()
-            if pid == 0:
-                ours.close()
-                _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
-            theirs.close()
-            reporters.close()
-            os.close(pidfd)
-        link = LauncherLink(launcher_id, ours, grace, pid)
-        link.incarnation = LinuxHost().incarnation(pid) or Incarnation(pid, 0)
+        with ExitStack() as undo:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(ours)
+            with theirs:
+                pid = self._fork_into(config, ours, theirs, make)
+            undo.pop_all()
+        link = LauncherLink(config.launcher_id, ours, grace, pid)
+        link.incarnation = loop.name_of(LinuxHost(), pid)
         self.monitor.watch(link)
         try:
             self.protect(wait=False)
@@ -184,6 +185,27 @@ class Run:
         self.monitor.attach(link)
         return link
 
+    def _fork_into(
+        self,
+        config: launcher.LauncherConfig,
+        ours: socket.socket,
+        theirs: socket.socket,
+        make: MakeProcess,
+    ) -> int:
+        """Fork; the child is the launcher and never returns. Return its pid."""
+        with ExitStack() as undo:
+            pidfd = os.dup(self.pidfd)
+            undo.callback(os.close, pidfd)
+            reporters = undo.enter_context(self.reporters.dup())
+            old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, old_mask)
+            with self.monitor.quiet:
+                pid = _fork()
+            if pid == 0:
+                ours.close()
+                _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
+        return pid
+
     def sidecar_launcher(
         self, method: str, *, grace: float, idle_after: float | None = None
     ) -> LauncherLink:
@@ -191,15 +213,14 @@ class Run:
         self._check_not_over()
         self.protect(wait=True)
         launcher_id = next(self._launcher_ids)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        blob = write_settings(gather_settings(method, idle_after))
-        try:
+        with ExitStack() as undo:
+            blob = write_settings(gather_settings(method, idle_after))
+            undo.callback(os.close, blob)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(theirs)
             link = LauncherLink(launcher_id, ours, grace, None)
             self.monitor.watch(link)
             self.monitor.launch(link, method, theirs.fileno(), blob)
-        finally:
-            theirs.close()
-            os.close(blob)
         return link
 
     def shared_launcher(self, method: str, grace: float) -> LauncherLink:

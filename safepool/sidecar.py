@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from safepool import launcher, loop, registry
-from safepool.bootstrap import nets, set_tag, write_oom_score
+from safepool.bootstrap import nets, raise_open_files, set_tag, write_oom_score
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.lineage import HELPER, tag_of
 from safepool.core.planner import Target
@@ -124,6 +124,7 @@ class Sidecar:
         self._me = me
         set_tag(tag_of(run_id, HELPER))
         write_oom_score(_OOM_SCORE)
+        self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)
         self._launchers = LauncherWatch(self._host, self._files, grace)
         problem = self._files.add_member(Member("sidecar", me))
@@ -222,7 +223,7 @@ class Sidecar:
         if pid == 0:
             self._be_launcher(launcher_id, method, grace, fds)
         loop.close_all(fds)
-        incarnation = self._host.incarnation(pid) or Incarnation(pid, 0)
+        incarnation = loop.name_of(self._host, pid)
         self._launchers.attach(launcher_id, incarnation, grace)
         self._say("launched", launcher_id, incarnation.pid, incarnation.start)
 
@@ -234,7 +235,12 @@ class Sidecar:
             self._children.leave_in_child()
             launcher.serve_from_sidecar(
                 launcher.LauncherConfig(
-                    launcher_id, self._run_id, self._owner.pid, self._mark, grace
+                    launcher_id,
+                    self._run_id,
+                    self._owner.pid,
+                    self._mark,
+                    grace,
+                    open_files=self._open_files,
                 ),
                 method,
                 socket.socket(fileno=fds[0]),
@@ -281,7 +287,9 @@ class Sidecar:
             born_from=self._began,
             spare=self._spared(),
         )
-        sweep = Sweep(self._host, target, StopPolicy(self._launchers.grace), self._look)
+        sweep = Sweep(
+            self._host, target, StopPolicy(self._launchers.grace), self._look, own=self._me
+        )
         self._tasks.append(
             SweepTask(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
         )
@@ -310,7 +318,9 @@ class Sidecar:
         policy = StopPolicy(self._launchers.grace + _LATER)
         closed = self._phase is _Phase.RETIRING
         why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
-        self._final = SweepTask(Sweep(self._host, target, policy, self._look), why, lambda _: None)
+        self._final = SweepTask(
+            Sweep(self._host, target, policy, self._look, own=self._me), why, lambda _: None
+        )
 
     def _spared(self) -> frozenset[Incarnation]:
         return frozenset({self._me, self._owner})

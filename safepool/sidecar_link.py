@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from safepool.core.policy import DEFAULT_GRACE
@@ -50,7 +51,6 @@ class SidecarLink:
 
 def start_sidecar(run: Run) -> SidecarLink:
     """Exec a sidecar and tell it what the run is; raises ProtectionError."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hello = encode(
         "hello",
         run.run_id,
@@ -61,17 +61,19 @@ def start_sidecar(run: Run) -> SidecarLink:
         DEFAULT_GRACE,
         run.began,
     )
-    try:
-        ours.send(hello)
-        pid = _spawn(run, theirs.fileno())
-    except OSError as error:
-        ours.close()
-        raise ProtectionError(
-            f"the sidecar cannot be started with {executable()!r}: {error.strerror or error}; "
-            "safepool starts nothing that it could not protect"
-        ) from error
-    finally:
-        theirs.close()
+    with ExitStack() as undo:
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.enter_context(ours)
+            with theirs:
+                ours.send(hello)
+                pid = _spawn(run, theirs.fileno())
+        except OSError as error:
+            raise ProtectionError(
+                f"the sidecar cannot be started with {executable()!r}: {error.strerror or error}; "
+                "safepool starts nothing that it could not protect"
+            ) from error
+        undo.pop_all()
     return SidecarLink(pid, ours)
 
 

@@ -40,7 +40,8 @@ class Sweep:
 
     ``look`` reads the part of the process table in which members can be, such as
     ``lambda: host.look_subtree(os.getpid())``. ``start`` is the instant (monotonic)
-    at which the grace began; None means now. The calling process is spared always.
+    at which the grace began; None means now. The calling process, ``own``, is spared
+    always; give its name if a descriptor to look it up may be lacking.
 
     Attributes: ``wake_at``, the instant at which to call ``advance`` at the latest
     (None when over); ``watched``, descriptors that are readable when a member has
@@ -55,6 +56,7 @@ class Sweep:
         policy: StopPolicy,
         look: Callable[[], Snapshot],
         start: float | None = None,
+        own: Incarnation | None = None,
     ) -> None:
         self._host = host
         self._look = look
@@ -64,7 +66,8 @@ class Sweep:
         self._is_starved = False
         self._most_watched = MOST_WATCHED
         now = host.now() if start is None else start
-        own = host.incarnation(os.getpid())
+        if own is None:
+            own = host.incarnation(os.getpid())
         if own is not None:
             target = replace(target, spare=target.spare | {own})
         self._state = planner.begin(target, policy, now)

@@ -31,8 +31,7 @@ class LazyTracker:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._reader = -1
-        self._writer = -1
+        self._reader, self._writer = os.pipe()
 
     @property
     def reader(self) -> int:
@@ -46,8 +45,8 @@ class LazyTracker:
             if stock._fd is not None:
                 return int(stock._fd)
             if self._reader < 0:
-                self._reader, self._writer = os.pipe()
-                stock.ensure_running = self.launch
+                return int(resource_tracker.getfd() or -1)
+            stock.ensure_running = self.launch
             return self._writer
 
     def launch(self) -> None:

@@ -24,7 +24,7 @@ launched    launcher, pid (0: failed), start or errno   sidecar -> owner
 swept       launcher                                    sidecar -> owner
 log         level, text                                 sidecar -> owner
 start       worker number, name, which stdio, is there  owner -> launcher
-            a blob, is there a tracker
+            a blob, is there a tracker, how many more
 end         worker number, grace                        owner -> launcher
 told        launcher, level, text                       launcher -> sidecar
 retired     launcher                                    launcher -> both

@@ -58,7 +58,12 @@ def test_the_life_of_a_process(method: str) -> None:
     context = safepool.get_context(method)
     ready = context.Event()
     process = context.Process(target=work.last, args=(ready,), name="one", daemon=True)
-    assert (process.name, process.daemon, process.pid, process.exitcode) == ("one", True, None, None)
+    assert (process.name, process.daemon, process.pid, process.exitcode) == (
+        "one",
+        True,
+        None,
+        None,
+    )
     assert not process.is_alive()
     assert process.authkey == safepool.current_process().authkey
     with pytest.raises(ValueError, match="not started"):

@@ -116,7 +116,7 @@ class Jail:
         (folder / "run").mkdir(mode=0o700)
         self.environment = {
             "PATH": os.environ.get("PATH", os.defpath),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "PYTHONUNBUFFERED": "1",
             "XDG_RUNTIME_DIR": str(folder / "run"),
             "TELL": str(tell),

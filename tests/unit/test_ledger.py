@@ -122,6 +122,8 @@ class Model:
 
     def begin(self, number: int) -> None:
         worker = self.workers[number]
+        if worker.retiring:
+            return
         if worker.running is None and worker.offered:
             worker.running = worker.offered.pop(0)
             self.begun[worker.running.index, worker.running.done] += 1
@@ -140,6 +142,15 @@ class Model:
         worker.units_run += 1
         assert self.lifetime is None or worker.units_run <= self.lifetime
         self.ledger.answered(number, unit)
+
+    def bounce(self, number: int) -> None:
+        """The worker cannot read the unit that it has just begun."""
+        worker = self.workers[number]
+        unit = worker.running
+        if unit is not None and self.begun[unit.index, unit.done] == 1 and not unit.done:
+            worker.running = None
+            del self.begun[unit.index, unit.done]
+            self.ledger.bounced(number, unit)
 
     def die(self, number: int) -> None:
         worker = self.workers.pop(number)
@@ -170,14 +181,10 @@ class Model:
         raise AssertionError("the ledger never finishes")
 
 
+KINDS = ["submit"] * 3 + ["ready"] * 2 + ["begin"] * 3 + ["finish"] * 4 + ["die", "time"]
+RARE = ["bounce", "fail", "heal"]
 EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["submit", "ready", "begin", "finish", "finish", "die", "time", "fail", "heal"]
-        ),
-        st.integers(0, 7),
-    ),
-    max_size=120,
+    st.tuples(st.sampled_from(KINDS + RARE), st.integers(0, 7)), min_size=10, max_size=150
 )
 
 
@@ -204,6 +211,8 @@ def test_each_item_once(
             model.begin(number)
         elif number is not None and event == "finish":
             model.finish_item(number)
+        elif number is not None and event == "bounce":
+            model.bounce(number)
         elif number is not None and event == "die":
             model.die(number)
         model.advance()
