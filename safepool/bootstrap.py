@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from safepool import surroundings
 from safepool.core.lineage import MARK_VARIABLE, extend, tag_of
 from safepool.core.values import dataclass
 from safepool.host import prctl, title
@@ -187,13 +188,18 @@ def _run_and_exit(main: Callable[[], int]) -> NoReturn:
 # -- forkserver and spawn --------------------------------------------------------------
 
 
-def write_blob(environment: dict[str, str], arguments: list[str], pickled: bytes) -> int:
+def write_blob(
+    environment: dict[str, str],
+    arguments: list[str],
+    around: tuple[Any, ...],
+    pickled: bytes,
+) -> int:
     """Return a descriptor that holds all that a worker is made from.
 
     A memory file: it cannot fill a disk or block on a reader, and vanishes with its
     last descriptor.
     """
-    head = marshal.dumps((environment, arguments))
+    head = marshal.dumps((environment, arguments, around))
     fd = os.memfd_create("safepool-worker", os.MFD_CLOEXEC)
     try:
         with open(fd, "wb", closefd=False) as file:
@@ -208,7 +214,10 @@ def write_blob(environment: dict[str, str], arguments: list[str], pickled: bytes
 
 
 def _read_head(fd: int) -> tuple[dict[str, str], list[str]]:
-    """Read environment and arguments; leave the descriptor at the pickled process."""
+    """Put the owner's surroundings on and return environment and arguments.
+
+    The descriptor is left at the pickled process.
+    """
     size = int.from_bytes(os.read(fd, 8), "little")
     data = bytearray()
     while len(data) < size:
@@ -216,7 +225,8 @@ def _read_head(fd: int) -> tuple[dict[str, str], list[str]]:
         if not part:
             raise EOFError("the description of the worker is cut short")
         data += part
-    environment, arguments = marshal.loads(data)
+    environment, arguments, around = marshal.loads(data)
+    surroundings.put_on(around)
     return environment, arguments
 
 

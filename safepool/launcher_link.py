@@ -16,6 +16,7 @@ import socket
 import threading
 from contextlib import suppress
 
+from safepool import surroundings
 from safepool.core.identity import Incarnation
 from safepool.core.values import dataclass
 from safepool.core.wire import (
@@ -67,11 +68,17 @@ class LauncherLink:
         self.grace = grace
         self.child_pid = child_pid
         self.incarnation: Incarnation | None = None
+        self.credentials = surroundings.credentials()
         self.numbers: set[int] = set()
         self.swept = threading.Event()
         self._reaping = threading.Lock()
         self.is_closed = False
         self.is_lost = False
+
+    def is_usable(self) -> bool:
+        """Is it there, with the user and the groups that this process has now?"""
+        gone = self.is_lost or self.is_closed
+        return not gone and self.credentials == surroundings.credentials()
 
     def start(
         self,

@@ -10,16 +10,29 @@ Called by: the sidecar, once it is armed; it carries the sweeps out beside its w
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 
 from safepool import registry
-from safepool.core.identity import Incarnation
+from safepool.core.identity import Incarnation, ProcessRow
+from safepool.core.lineage import is_mark_of, is_tag_of_run
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
 from safepool.host.base import Host
 from safepool.sweeper import Sweep
+
+
+def ticks() -> int:
+    """Now, in the unit of process start times: clock ticks since boot (proc(5))."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def is_witnessed(row: ProcessRow, run_id: str) -> bool:
+    """Do tag or mark say that it comes from the run?"""
+    return is_tag_of_run(row.tag, run_id) or is_mark_of(row.mark, run_id)
 
 
 @dataclass
@@ -51,7 +64,7 @@ def start_up_sweeps(
     for run in dead:
         claimed = registry.RunFiles.attach(files.directory, run.record.run_id)
         if claimed.claim():
-            tasks.append(_sweep_of(run, claimed, host, spare))
+            tasks.append(_sweep_of(run, claimed, host, spare, note))
     return tasks
 
 
@@ -60,17 +73,26 @@ def _sweep_of(
     files: registry.RunFiles,
     host: Host,
     spare: frozenset[Incarnation],
+    note: Callable[[str, str], None],
 ) -> SweepTask:
     target = Target(
         roots=frozenset(member.incarnation for member in run.members),
         run_id=run.record.run_id,
         born_from=run.record.started_ticks,
         born_until=files.last_sign_of_life(),
+        swept_from=ticks(),
         spare=spare,
     )
     sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
 
     def done(sweep: Sweep) -> None:
+        for row in host.look_all(tags=True).alive():
+            if target.is_of_another(row) and is_witnessed(row, run.record.run_id):
+                note(
+                    "warning",
+                    f"spared {row.pid} ({host.command_line(row.pid)}): it bears the mark of a run "
+                    f"that was over when it started",
+                )
         if sweep.report is not None and sweep.report.stuck:
             files.close()  # it stays on record, for the next start to try again
         else:

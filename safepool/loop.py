@@ -19,7 +19,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -87,6 +87,16 @@ class ChildLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._worker_mask)
 
 
+def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
+    """Send one packet with descriptors if that can be done at once, else BlockingIOError.
+
+    Not ``socket.send_fds``: like its sister below it ignores its flags.
+    """
+    rights = array.array("i", fds)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
+    sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
 def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     """Read one packet and its descriptors, close-on-exec; None when there is none now.
 
@@ -124,6 +134,19 @@ def close_all(fds: Iterable[int]) -> None:
     """Close raw descriptors."""
     for fd in fds:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[set[int]]:
+    """Start threads and forks in here that must not take the program's signals.
+
+    Yields the mask of before, which is back afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield set(before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_dead(pidfd: int) -> bool:

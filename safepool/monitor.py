@@ -26,7 +26,9 @@ from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.errors import ProtectionError
 from safepool.launcher_link import LauncherLink
+from safepool.loop import signals_blocked
 from safepool.sidecar_link import SidecarLink, executable, start_sidecar
+from safepool.surroundings import credentials
 from safepool.voice import Voice
 
 if TYPE_CHECKING:
@@ -84,7 +86,9 @@ class Monitor:
                 return
             self._thread_done.clear()
             try:
-                _thread.start_new_thread(self._serve, ())
+                # Signals are for the program's own threads.
+                with signals_blocked():
+                    _thread.start_new_thread(self._serve, ())
             except RuntimeError as error:
                 self._thread_done.set()
                 raise ProtectionError(f"the run cannot be watched: {error}") from error
@@ -115,6 +119,23 @@ class Monitor:
         for link in links:
             self.release(link)
 
+    def check_sidecar(self) -> None:
+        """Before something depends on the sidecar: is it alive, and still of our user?
+
+        If not, ``armed`` is off until its successor is there.
+        """
+        with self._lock:
+            sidecar = self._sidecar
+            if sidecar is None:
+                return
+            if sidecar.credentials != credentials():
+                # The process has changed its user: what the old sidecar starts has the old one.
+                sidecar.say(encode("yield"), [])
+            elif not sidecar.has_ended():
+                return
+            self.armed.clear()
+            self.ring()
+
     def attach(self, link: LauncherLink) -> None:
         """Have the sidecar watch a launcher."""
         name = link.incarnation
@@ -131,6 +152,8 @@ class Monitor:
         with self._lock:
             if self._sidecar is not None:
                 self._sidecar.say(message, fds)
+                if self._sidecar.waiting:
+                    self.ring()
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -199,13 +222,14 @@ class Monitor:
         bell = self._bell_out.fileno()
         poll.register(bell, select.POLLIN)
         if sidecar is not None:
-            poll.register(sidecar.control, select.POLLIN)
+            waits = select.POLLOUT if sidecar.waiting else 0
+            poll.register(sidecar.control, select.POLLIN | waits)
         for fd in links:
             poll.register(fd, select.POLLIN)
         tracker = self._run.tracker.reader
         if tracker >= 0:
             poll.register(tracker, select.POLLIN)
-        for fd, _ in poll.poll(self._patience()):
+        for fd, event in poll.poll(self._patience()):
             if fd == bell:
                 self._bell_out.recv(4096)
             elif fd == tracker:
@@ -213,7 +237,11 @@ class Monitor:
             elif fd in links:
                 self._check_link(links[fd])
             elif sidecar is not None and not self._is_over:
-                self._hear(sidecar)
+                if event & select.POLLOUT:
+                    with self._lock:
+                        sidecar.flush()
+                if event & ~select.POLLOUT:
+                    self._hear(sidecar)
 
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             self._replace_sidecar()
@@ -281,13 +309,13 @@ class Monitor:
 
     def _sidecar_ended(self, sidecar: SidecarLink) -> None:
         """Reap it and put a new one in its place, unless that is hopeless."""
-        code = sidecar.reap()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         with self._lock:
-            self._sidecar = None
-            self.armed.clear()
             if self._is_over:
                 return
+            self._sidecar = None
+            self.armed.clear()
+        code = sidecar.reap()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         if not sidecar.is_armed:
             self._early_deaths += 1
             was_killed = code is None or code < 0
@@ -345,8 +373,9 @@ class Monitor:
     def _dismiss(self, sidecar: SidecarLink, timeout: float) -> None:
         """Say goodbye, log its last words, reap it; if it takes too long it ends by itself."""
         deadline = time.monotonic() + timeout
-        with suppress(OSError):
-            socket.send_fds(sidecar.control, [encode("retire")], [])
+        if not sidecar.say(encode("retire"), []):
+            sidecar.reap()
+            return
         poll = select.poll()
         poll.register(sidecar.control, select.POLLIN)
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):

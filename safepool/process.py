@@ -28,12 +28,14 @@ from multiprocessing import process as mp_process
 from multiprocessing.connection import wait as wait_for_objects
 from typing import Any, ClassVar
 
-from safepool import payload, run
+from safepool import payload, run, surroundings
 from safepool.bootstrap import InheritedDescriptor, StartRequest, write_blob
 from safepool.core.policy import DEFAULT_GRACE, checked_grace
 from safepool.core.wire import Exited
 from safepool.errors import ProtectionError
 from safepool.launcher_link import LauncherLink, LauncherLostError, StartedWorker, read_status
+
+_ATTEMPTS = 5
 
 _LOST_CODE = -9
 """Exit code of a worker whose launcher was killed: PDEATHSIG sent it SIGKILL."""
@@ -156,7 +158,7 @@ class SpawnSafePopen(SafePopen):
             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         ]
         tracker = self._run.tracker.descriptor()
-        blob = write_blob(dict(os.environ), arguments, pickled)
+        blob = write_blob(dict(os.environ), arguments, surroundings.gather(), pickled)
         try:
             return self._start(process.name, blob, tracker)
         finally:
@@ -164,7 +166,7 @@ class SpawnSafePopen(SafePopen):
 
     def _start(self, name: str, blob: int, tracker: int) -> tuple[LauncherLink, StartedWorker]:
         """Start through the pool's or the shared launcher; that one may be leaving just now."""
-        for attempt in (1, 2, 3):
+        for attempt in range(1, _ATTEMPTS + 1):
             if self._source is not None:
                 link = self._source.link()
             else:
@@ -180,7 +182,7 @@ class SpawnSafePopen(SafePopen):
                 )
             except LauncherLostError:
                 link.is_lost = True
-                if attempt == 3:
+                if attempt == _ATTEMPTS:
                     raise
             else:
                 return link, worker
@@ -328,6 +330,8 @@ class WorkerSource:
             raise ProtectionError("the pool is over: its launcher was closed")
         if link.is_lost:
             self._run.wait_until_swept(link)
+            link = self._link = self._new_link()
+        elif self.method != "fork" and link.credentials != surroundings.credentials():
             link = self._link = self._new_link()
         return link
 

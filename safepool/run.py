@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import socket
 import sys
 import threading
@@ -43,6 +42,7 @@ from safepool.errors import ProtectionError
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
 from safepool.launcher_link import LauncherLink
+from safepool.leftovers import ticks
 from safepool.monitor import Monitor, tolerates_degraded
 from safepool.preload import gather_settings, write_settings
 from safepool.tracker import LazyTracker
@@ -84,7 +84,7 @@ class Run:
         self.run_id = os.urandom(16).hex()
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
-        self.began = _ticks()
+        self.began = ticks()
         with ExitStack() as undo:
             try:
                 self.pidfd = os.pidfd_open(owner.pid)
@@ -197,8 +197,7 @@ class Run:
             pidfd = os.dup(self.pidfd)
             undo.callback(os.close, pidfd)
             reporters = undo.enter_context(self.reporters.dup())
-            old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, old_mask)
+            old_mask = undo.enter_context(loop.signals_blocked())
             with self.monitor.quiet:
                 pid = _fork()
             if pid == 0:
@@ -211,6 +210,7 @@ class Run:
     ) -> LauncherLink:
         """Have the sidecar fork a launcher for spawn or forkserver."""
         self._check_not_over()
+        self.monitor.check_sidecar()
         self.protect(wait=True)
         launcher_id = next(self._launcher_ids)
         with ExitStack() as undo:
@@ -227,7 +227,7 @@ class Run:
         """The launcher for bare processes; it leaves by itself when it has none."""
         with self._lock:
             link = self._shared.get((method, grace))
-        if link is None or link.is_lost or link.is_closed:
+        if link is None or not link.is_usable():
             link = self.sidecar_launcher(method, grace=grace, idle_after=_SHARED_IDLE)
             with self._lock:
                 self._shared[method, grace] = link
@@ -297,11 +297,6 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def _ticks() -> int:
-    """Now, in the unit of process start times: clock ticks since boot (proc(5))."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def _cwd() -> str:

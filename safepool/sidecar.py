@@ -72,12 +72,14 @@ def main() -> NoReturn:
 class _Phase(Enum):
     """How far the run has come, as the sidecar knows it.
 
-    DEAF is for tests only: this net is switched off and must not act.
+    YIELDED: a successor takes its place. DEAF is for tests only: this net is switched
+    off and must not act.
     """
 
     WATCHING = "watching"
     RETIRING = "retiring"
     OWNERLESS = "ownerless"
+    YIELDED = "yielded"
     DEAF = "deaf"
     FINISHED = "finished"
 
@@ -134,7 +136,7 @@ class Sidecar:
         """Watch until the run is over, and sweep."""
         self._tasks += start_up_sweeps(self._files, self._host, self._spared(), self._note)
         self._beat()
-        while self._phase is not _Phase.FINISHED:
+        while self._phase not in (_Phase.FINISHED, _Phase.YIELDED):
             ready = self._children.wait(self._watched(), self._wake_at())
             loop.reap()
             if self._control is not None and CONTROL in ready:
@@ -208,6 +210,8 @@ class Sidecar:
             self._launchers.attach(launcher_id, Incarnation(pid, start), grace)
         elif word == "lost":
             self._sweep_lost(*fields)
+        elif word == "yield" and self._phase is _Phase.WATCHING:
+            self._phase = _Phase.YIELDED
         elif word == "retire" and self._phase is _Phase.WATCHING:
             self._phase = _Phase.RETIRING
             self._patient_until = time.monotonic() + self._launchers.grace + _LATER
@@ -359,6 +363,9 @@ class Sidecar:
 
     def _leave(self) -> None:
         """Retire the record after a clean end, and say what was done."""
+        if self._phase is _Phase.YIELDED:
+            self._files.remove_member(Member("sidecar", self._me))
+            return
         report = self._final.sweep.report if self._final is not None else None
         if "sidecar" in nets() and not (report is not None and report.stuck):
             self._files.retire()

@@ -12,14 +12,17 @@ import os
 import signal
 import socket
 import sys
+from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from safepool.core.policy import DEFAULT_GRACE
-from safepool.core.values import dataclass
+from safepool.core.values import dataclass, field
 from safepool.core.wire import CONTROL, OWNER, REPORTERS, REPORTS, encode
 from safepool.errors import ProtectionError
 from safepool.launcher_link import REAP_TIMEOUT, is_open, reap_child
+from safepool.loop import close_all, send
+from safepool.surroundings import credentials
 
 if TYPE_CHECKING:
     from safepool.run import Run
@@ -33,18 +36,47 @@ class SidecarLink:
 
     pid: int
     control: socket.socket
+    credentials: tuple[Any, ...]
     is_armed: bool = False
+    waiting: deque[tuple[bytes, list[int]]] = field(default_factory=deque)
 
     def say(self, message: bytes, fds: list[int]) -> bool:
-        """Send a message; False when the sidecar is gone."""
-        try:
-            socket.send_fds(self.control, [message], fds)
-        except OSError:
-            return False
+        """Send a message, now or when the sidecar reads again; False when it is gone."""
+        self.waiting.append((message, [os.dup(fd) for fd in fds]))
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send what waits, as far as it goes without blocking; False when the sidecar is gone."""
+        while self.waiting:
+            message, fds = self.waiting[0]
+            try:
+                send(self.control, message, fds)
+            except BlockingIOError:
+                return True
+            except OSError:
+                self.drop_waiting()
+                return False
+            self.waiting.popleft()
+            close_all(fds)
         return True
+
+    def drop_waiting(self) -> None:
+        """Give up what could not be sent; a successor is told all it needs."""
+        while self.waiting:
+            close_all(self.waiting.popleft()[1])
+
+    def has_ended(self) -> bool:
+        """Has it closed its end? Does not take anything out of the socket."""
+        try:
+            return not self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def reap(self) -> int | None:
         """Close the socket and wait for the end, within bounds; return the exit code."""
+        self.drop_waiting()
         self.control.close()
         return reap_child(self.pid, REAP_TIMEOUT)
 
@@ -74,7 +106,7 @@ def start_sidecar(run: Run) -> SidecarLink:
                 "safepool starts nothing that it could not protect"
             ) from error
         undo.pop_all()
-    return SidecarLink(pid, ours)
+    return SidecarLink(pid, ours, credentials())
 
 
 def executable() -> str:

@@ -101,8 +101,8 @@ def _start(reader: int) -> int:
         f"from multiprocessing.resource_tracker import main;main({reader})",
     ]
     # Blocked until its handlers are there, else an early Ctrl-C ends it (bpo-33613).
-    signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         return int(tools.spawnv_passfds(executable, arguments, fds))
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

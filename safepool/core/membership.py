@@ -34,7 +34,9 @@ class Target:
     every descendant belongs, itself never. ``run_id`` adds the bearers of that
     run's tag or mark: of the worker numbers in ``workers``, or of any when None,
     but only those that started between ``born_from`` and ``born_until`` (ticks
-    since boot, inclusive; None: no upper bound). ``spare`` is never signalled, and
+    since boot, inclusive; None: no upper bound). Nor do descendants belong that
+    were born after ``born_until`` and before ``swept_from``, when this sweep began: a
+    server of a dead run may have opened them for somebody else. ``spare`` is never signalled, and
     parentage does not lead through it; put the sweeping process in.
     """
 
@@ -44,7 +46,12 @@ class Target:
     workers: frozenset[int] | None = None
     born_from: int = 0
     born_until: int | None = None
+    swept_from: int = 0
     spare: frozenset[Incarnation] = frozenset()
+
+    def is_of_another(self, row: ProcessRow) -> bool:
+        """Was it born between the end of the run and the beginning of this sweep?"""
+        return self.born_until is not None and self.born_until < row.start < self.swept_from
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ def find_members(
     while queue:
         parent = queue.popleft()
         for child in children[parent.pid]:
-            if child.pid not in how and child.start >= parent.start:
+            if child.pid in how or target.is_of_another(child):
+                continue
+            if child.start >= parent.start:
                 how[child.pid] = f"child of {parent.pid}"
                 queue.append(child)
     return _in_order(living, children, how)

@@ -12,6 +12,9 @@ from safepool.core.values import dataclass
 DEFAULT_GRACE = 5.0
 DEFAULT_KILL_TIMEOUT = 1.0
 
+LONGEST_GRACE = 7 * 86400.0
+"""Seconds. What waits longer than poll(2) can count (2**31 ms) would have to wait in pieces."""
+
 
 @dataclass(frozen=True)
 class StopPolicy:
@@ -31,4 +34,8 @@ def checked_grace(grace: float) -> float:
         raise TypeError(f"grace must be a number of seconds, not {type(grace).__name__}")
     if math.isnan(grace) or grace < 0:
         raise ValueError(f"grace must be 0 or more seconds, not {grace!r}; 0 kills at once")
+    if grace > LONGEST_GRACE:
+        raise ValueError(
+            f"grace must be at most {LONGEST_GRACE:.0f} seconds (a week), not {grace!r}"
+        )
     return float(grace)

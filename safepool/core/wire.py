@@ -19,6 +19,7 @@ launch      launcher, method, grace                     owner -> sidecar
 attach      launcher, pid, start, grace                 owner -> sidecar
 lost        launcher, worker numbers                    owner -> sidecar
 retire      (none)                                      owner -> sidecar
+yield       (none)                                      owner -> sidecar
 armed       pid, start, what the registry refused       sidecar -> owner
 launched    launcher, pid (0: failed), start or errno   sidecar -> owner
 swept       launcher                                    sidecar -> owner

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import safepool
@@ -47,8 +48,26 @@ def fail(text: str = "it broke") -> None:
     raise ZeroDivisionError(text)
 
 
+def fail_once(flag: str) -> None:
+    """Fail in the first process that comes here."""
+    try:
+        with open(flag, "x"):
+            pass
+    except FileExistsError:
+        return
+    raise ZeroDivisionError("the first one fails")
+
+
+def wait_for(path: str) -> None:
+    """Wait for a file of the test's."""
+    end = time.monotonic() + 30
+    while not os.path.exists(path):
+        if time.monotonic() > end:
+            raise TimeoutError(path)
+        time.sleep(0.005)
+
+
 def die_of(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
     os.kill(os.getpid(), number)
     threading.Event().wait(LIFE)
 
@@ -76,6 +95,12 @@ def leave_a_stubborn_stray(ready: Any) -> None:
     ready.close()
     ready.join_thread()
     os._exit(5)
+
+
+def start_a_stray() -> tuple[int, int]:
+    """Return this worker's pid and that of a stray that was started."""
+    stray = subprocess.Popen(["/bin/sleep", str(LIFE)], start_new_session=True)
+    return os.getpid(), stray.pid
 
 
 def start_another(method: str, levels: int, queue: Any) -> None:

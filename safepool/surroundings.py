@@ -1,0 +1,82 @@
+"""What a process has from its parent besides memory and descriptors, taken along.
+
+multiprocessing's spawned children are children of the owner, so they have its umask,
+limits, CPUs, priority, ignored signals and signal mask as these are at ``start()``.
+Ours are children of a launcher that was forked from the sidecar, perhaps long before.
+So the owner sends its own, and the child puts them on before the user's code runs.
+
+User and groups cannot be put on by everybody: when they have changed, a new sidecar is
+started that has them (see :mod:`safepool.monitor`).
+
+Called by: :mod:`safepool.process` (gathers), :mod:`safepool.bootstrap` (puts on).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from contextlib import suppress
+from typing import Any
+
+_LIMITS = {
+    name: getattr(resource, name)
+    for name in dir(resource)
+    # RLIMIT_RTTIME carries the tag.
+    if name.startswith("RLIMIT_") and name not in ("RLIMIT_RTTIME", "RLIMIT_OFILE")
+}
+
+
+def credentials() -> tuple[Any, ...]:
+    """User and groups of this process; what differs must not be shared."""
+    return os.getresuid(), os.getresgid(), tuple(sorted(os.getgroups()))
+
+
+def gather() -> tuple[Any, ...]:
+    """Everything that :func:`put_on` takes, of this process and thread, for marshal."""
+    limits = tuple((number, resource.getrlimit(number)) for number in set(_LIMITS.values()))
+    ignored = tuple(
+        int(number)
+        for number in signal.valid_signals()
+        if signal.getsignal(number) is signal.SIG_IGN
+    )
+    mask = tuple(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    return (
+        _umask(),
+        limits,
+        os.getpriority(os.PRIO_PROCESS, 0),
+        tuple(os.sched_getaffinity(0)),
+        ignored,
+        mask,
+    )
+
+
+def put_on(surroundings: tuple[Any, ...]) -> None:
+    """Make this process like the one that gathered; what needs a privilege stays as it is."""
+    umask, limits, priority, cpus, ignored, mask = surroundings
+    if umask is not None:
+        os.umask(umask)
+    for number, (soft, hard) in limits:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(number, (soft, hard))
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
+    with suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+    for number in ignored:
+        with suppress(OSError):
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _umask() -> int | None:
+    """Read, not set and set back: other threads make files in between."""
+    fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.read(fd, 8192)
+    finally:
+        os.close(fd)
+    for line in status.splitlines():
+        if line.startswith(b"Umask:"):
+            return int(line.split()[1], 8)
+    return None  # before Linux 4.7
