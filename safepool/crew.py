@@ -94,7 +94,8 @@ class Crew:
             if job.kind != frames.CALL and job.number not in channel.functions:
                 channel.functions.add(job.number)
                 size = len(job.body)
-                parts += (frames.header(frames.FUNCTION, 0, job.number, 0, size), job.body)
+                kind = frames.FUNCTION | (frames.AGAIN if job.by_value else 0)
+                parts += (frames.header(kind, 0, job.number, 0, size), job.body)
             kind = job.kind | unit.again
             size = len(unit.body)
             parts += (frames.header(kind, unit.number, unit.job, unit.done, size), unit.body)

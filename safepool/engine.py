@@ -31,6 +31,7 @@ from safepool.core.policy import DEFAULT_KILL_TIMEOUT
 from safepool.crew import Crew
 from safepool.errors import PoolTerminatedError
 from safepool.jobs import Chunk, Job, fresh
+from safepool.loop import signals_blocked
 from safepool.results import Sink
 from safepool.waiting import Inbox, Watch
 
@@ -79,7 +80,9 @@ class Engine:
             for _ in range(self._size):
                 self._crew.start()
             self._finalizer = util.Finalize(None, self.terminate, exitpriority=15)
-            self._thread.start()
+            # Signals are for the program's own threads.
+            with signals_blocked():
+                self._thread.start()
         except BaseException:
             self._ledger.terminated()
             self._crew.signal_all()

@@ -19,6 +19,7 @@ from typing import Any
 from safepool import payload
 from safepool.engine import Engine
 from safepool.jobs import Chunk, Job
+from safepool.loop import signals_blocked
 from safepool.results import Stream
 
 
@@ -81,7 +82,7 @@ def feed_in_background(
     by_value: bool,
 ) -> None:
     """Start the thread that fills an imap; it ends with the input or with the pool."""
-    threading.Thread(
+    thread = threading.Thread(
         target=fill,
         args=(engine, job, items, chunksize),
         kwargs={
@@ -91,4 +92,7 @@ def feed_in_background(
         },
         name="safepool-feeder",
         daemon=True,
-    ).start()
+    )
+    # Signals are for the program's own threads.
+    with signals_blocked():
+        thread.start()

@@ -10,14 +10,17 @@ interpreter's exit. A forked copy of the owner gets ForeignPoolError from every 
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing import pool as mp_pool
+from multiprocessing.context import BaseContext
 from multiprocessing.pool import CLOSE, INIT, RUN, TERMINATE
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from safepool import payload, service
+from safepool import payload, run, service
 from safepool.core import frames
 from safepool.core.policy import DEFAULT_GRACE, checked_grace
 from safepool.engine import Engine
@@ -32,6 +35,7 @@ from safepool.results import (
     Stream,
     check_owner,
 )
+from safepool.run import Protection
 
 _Callback = Callable[[Any], object] | None
 
@@ -77,8 +81,7 @@ class SafePool:
         # First of all: __del__ needs them whatever is raised below.
         self._state = INIT
         self._owner = os.getpid()
-        if processes is None:
-            processes = _usable_cpus()
+        processes = _usable_cpus() if processes is None else _integer("processes", processes)
         if processes < 1:
             raise ValueError("Number of processes must be at least 1")
         if maxtasksperchild is not None and (
@@ -96,9 +99,20 @@ class SafePool:
             args=(initializer, tuple(initargs), self._by_value),
             grace=grace,
         )
-        self._engine = Engine(source, processes, maxtasksperchild, grace)
-        self._engine.start()
+        try:
+            engine = Engine(source, processes, maxtasksperchild, grace)
+        except BaseException:
+            source.close()
+            raise
+        self._engine = engine
+        engine.start()
         self._state = RUN
+
+    @property
+    def protection(self) -> Protection:
+        """What protects the pool's processes at this moment, and why something is missing."""
+        check_owner(self._owner)
+        return run.current().protection
 
     @property
     def _pool(self) -> list[Any]:
@@ -281,13 +295,16 @@ class SafePool:
         error_callback: _Callback,
     ) -> MapResult:
         self._check_running()
-        items: Any = iterable if hasattr(iterable, "__len__") else list(iterable)
+        if chunksize is not None and _integer("chunksize", chunksize) < 1:
+            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        items, problem = _all_of(iterable)
         length = len(items)
         if chunksize is None:
             chunksize = max(1, -(-length // (self._processes * 4)))
-        elif chunksize < 1:
-            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
-        result = MapResult(self, chunksize, length, callback, error_callback)
+        result = MapResult(self, chunksize, length or bool(problem), callback, error_callback)
+        if problem is not None:
+            self._engine.refuse(result, problem)
+            return result
         if not length:
             return result
         try:
@@ -305,7 +322,7 @@ class SafePool:
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, *, ordered: bool
     ) -> Stream:
         self._check_running()
-        if chunksize < 1:
+        if _integer("chunksize", chunksize) < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize}")
         window = max(_LEAST_WINDOW, 4 * self._processes * chunksize)
         stream = Stream(window, ordered=ordered)
@@ -336,4 +353,40 @@ def _safe_context(context: Any) -> Any:
         return context
     from safepool.context import get_context
 
-    return get_context(None if context is None else context.get_start_method())
+    if context is None or isinstance(context, str):
+        return get_context(context)
+    if not isinstance(context, BaseContext):
+        raise TypeError(
+            "context must be a context of safepool or multiprocessing, or the name of a start "
+            f"method, not {type(context).__name__}"
+        )
+    return get_context(context.get_start_method())
+
+
+def _integer(name: str, value: Any) -> int:
+    """Return a whole number, or raise a TypeError that names the argument."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+
+
+def _all_of(iterable: Iterable[Any]) -> tuple[Sequence[Any], BaseException | None]:
+    """The items of a map, and the error of an input that raised.
+
+    As in multiprocessing the error comes out of the result if the input has a length,
+    else at once. A length is not believed: one that lies would be waited for for ever.
+    """
+    if isinstance(iterable, (list, tuple, range)):
+        return iterable, None
+    try:
+        return list(iterable), None
+    except Exception as error:
+        if not hasattr(iterable, "__len__"):
+            raise
+        return (), error
+
+
+def __getattr__(name: str) -> Any:
+    """What else ``multiprocessing.pool`` has: ``mp.pool`` is one module for the user."""
+    return getattr(mp_pool, name)

@@ -133,6 +133,7 @@ class _Service:
         self._tasks: dict[int, _Task] = {}
         self._functions: dict[int, bytes] = {}
         self._loaded: dict[int, Any] = {}
+        self._jobs_by_value: set[int] = set()
         self._poll = select.poll()
         self._poll.register(claims, select.POLLIN)
         self._poll.register(conn, select.POLLIN)
@@ -150,6 +151,7 @@ class _Service:
                 # Claims come in order: this one was taken back and never will be ours.
                 del self._tasks[other]
             task = self._tasks.pop(number)
+            task.by_value = task.by_value or task.job in self._jobs_by_value
             if task.kind == frames.CALL:
                 self._do_call(number, task)
             else:
@@ -183,10 +185,13 @@ class _Service:
         if not data:
             raise EOFError
         for frame in self._decoder.feed(data):
-            if frame.kind == frames.FUNCTION:
+            if frame.kind & ~frames.AGAIN == frames.FUNCTION:
                 self._functions[frame.job] = frame.body
                 self._loaded.pop(frame.job, None)
+                if frame.kind & frames.AGAIN:
+                    self._jobs_by_value.add(frame.job)
             elif frame.kind == frames.FORGET:
+                self._jobs_by_value.discard(frame.job)
                 self._functions.pop(frame.job, None)
                 self._loaded.pop(frame.job, None)
             else:

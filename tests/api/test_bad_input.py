@@ -179,7 +179,7 @@ def test_wrong_arguments_for_the_function(survives: SafePool, call: str, argumen
 
 @pytest.mark.parametrize("call", ["starmap", "starmap_async"])
 def test_items_that_are_no_tuples(survives: SafePool, call: str) -> None:
-    """starmap over plain values: TypeError, as ``f(*5)`` gives."""
+    """A starmap over plain values: TypeError, as ``f(*5)`` gives."""
     with pytest.raises(TypeError, match="must be an iterable, not int"):
         outcome(getattr(survives, call)(work.add, [1, 2]))
 

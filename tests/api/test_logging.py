@@ -46,9 +46,7 @@ def start_and_leave_a_stray(method: str) -> tuple[Any, int]:
     return process, stray
 
 
-def test_a_stray_that_was_ended_is_a_warning(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stray_that_was_ended_is_a_warning(method: str, caplog: pytest.LogCaptureFixture) -> None:
     """Who (pid, command line), whose it was and how that ended, which signal, what to do."""
     caplog.set_level(logging.DEBUG)
     process, stray = start_and_leave_a_stray(method)

@@ -378,7 +378,7 @@ def test_an_argument_that_cannot_be_sent(
 
 
 def test_an_unpicklable_argument_needs_no_pickle_under_fork() -> None:
-    """fork sends nothing: a lock or a lambda goes as it is."""
+    """Under fork nothing is sent: a lock or a lambda goes as it is."""
     lock = threading.Lock()
     assert ended(start("fork", lambda held: held.locked(), lock)) == 0
 
@@ -403,7 +403,7 @@ def test_processes_three_levels_deep(method: str) -> None:
 
 @pytest.mark.parametrize("daemon", [True, False])
 def test_children_of_daemonic_processes(method: str, daemon: bool) -> None:
-    """multiprocessing forbids them since they would be orphaned; here they may be, and end too."""
+    """Forbidden in multiprocessing, for they would be orphaned; here they are allowed, and end."""
     queue = safepool.get_context(method).SimpleQueue()
     process = start(method, work.hold_a_child, method, queue, daemon=daemon)
     child = queue.get()

@@ -159,6 +159,7 @@ def write_shared(name: str) -> None:
     from multiprocessing import shared_memory
 
     block = shared_memory.SharedMemory(name)
+    assert block.buf is not None
     block.buf[:5] = b"hello"
     block.close()
 
