@@ -29,6 +29,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -120,8 +121,9 @@ def serve_from_sidecar(
     reports: socket.socket,
     owner_pidfd: int,
     settings_fd: int,
-) -> NoReturn:
-    """Be a launcher for spawn or forkserver, in a fork of the sidecar.
+    sidecar_pid: int,
+) -> None:
+    """Be a launcher for spawn or forkserver, in a fork of the sidecar; returns if that is gone.
 
     Back in the owner's process group, so that job control works as users know it.
     Signals have their default actions while modules are imported: a main module that
@@ -133,7 +135,12 @@ def serve_from_sidecar(
     settings = read_settings(settings_fd)
     main: WorkerMain = exec_spawned
     if method == "forkserver":
+        # The user's imports may take for ever, and nobody watches meanwhile.
+        prctl.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != sidecar_pid:
+            return
         preload(settings)
+        prctl.set_parent_death_signal(0)
         main = run_unpickled
     config = replace(config, idle_after=settings.idle_after)
     serve(config, control, reports, owner_pidfd, main, loop.ChildLoop())

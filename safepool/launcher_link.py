@@ -16,7 +16,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from safepool import surroundings
+from safepool import in_flight, surroundings
 from safepool.core.identity import Incarnation
 from safepool.core.values import dataclass
 from safepool.core.wire import (
@@ -37,6 +37,7 @@ REAP_TIMEOUT = 2.0
 """Seconds that the owner waits for a helper that is about to leave."""
 
 _SEND_TIMEOUT = 30.0
+_LONGEST_NAME = 200
 
 
 class LauncherLostError(ProtectionError):
@@ -95,21 +96,25 @@ class LauncherLink:
         Raises LauncherLostError when the launcher is gone, OSError when the system
         refused the fork, ValueError for too many descriptors.
         """
-        numbers = [n for n in (0, 1, 2) if is_open(n)] if stdio else []
+        numbers = [n for n in (0, 1, 2) if in_flight.is_open(n)] if stdio else []
         optional = [fd for fd in (blob, tracker) if fd is not None]
         if len(inherited) + 6 > MAX_DESCRIPTORS:
             raise ValueError(
                 f"{len(inherited)} descriptors in the arguments of one process; "
                 f"at most {MAX_DESCRIPTORS - 6} can be handed over"
             )
-        reader, writer = os.pipe()
-        try:
-            has = blob is not None, tracker is not None, len(inherited)
-            message = encode("start", number, name, numbers, *has)
+        has = blob is not None, tracker is not None, len(inherited)
+        message = encode("start", number, name[:_LONGEST_NAME], numbers, *has)
+        with in_flight.gate:
+            reader, writer = os.pipe()
             try:
                 self._send(message, [writer, *numbers, *optional, *inherited])
+            except BaseException:
+                os.close(reader)
+                raise
             finally:
                 os.close(writer)
+        try:
             status = read_status(reader, START_TIMEOUT)
             if isinstance(status, Failed):
                 reason = os.strerror(status.number)
@@ -119,7 +124,10 @@ class LauncherLink:
                     "the launcher died while it started a worker; see the log for what killed it"
                 )
         except BaseException:
+            # Ctrl-C, say: nobody will know of the worker, so nobody needs it.
             os.close(reader)
+            with suppress(OSError, LauncherLostError):
+                self.end(number, 0.0)
             raise
         self.numbers.add(number)
         return StartedWorker(number, Incarnation(status.pid, status.start), reader)
@@ -170,15 +178,6 @@ def read_status(fd: int, timeout: float | None) -> Status | None:
         return None
     data = os.read(fd, STATUS_SIZE)
     return decode_status(data) if data else None
-
-
-def is_open(fd: int) -> bool:
-    """Tell whether a descriptor is open in this process."""
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def reap_child(pid: int, timeout: float) -> int | None:

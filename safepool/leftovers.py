@@ -10,8 +10,6 @@ Called by: the sidecar, once it is armed; it carries the sweeps out beside its w
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 
 from safepool import registry
@@ -22,12 +20,8 @@ from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
 from safepool.host.base import Host
+from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
-
-
-def ticks() -> int:
-    """Now, in the unit of process start times: clock ticks since boot (proc(5))."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def is_witnessed(row: ProcessRow, run_id: str) -> bool:

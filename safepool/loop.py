@@ -142,8 +142,11 @@ def signals_blocked() -> Iterator[set[int]]:
 
     Yields the mask of before, which is back afterwards.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # Each of these calls runs Python's pending handlers, which may raise, after it has
+    # changed the mask. So the old one is known before, and set back last.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         yield set(before)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -53,6 +53,9 @@ _RETRY_FOR = 20.0
 
 _MOST_FAILURES = 10
 
+_LAST_WORDS = 1.0
+"""Seconds that the program's exit waits for a logging handler."""
+
 
 class Monitor:
     """Watches for one run. Methods without a thread of their own are safe in threads."""
@@ -82,22 +85,28 @@ class Monitor:
     def ensure_sidecar(self) -> None:
         """Start the sidecar and the thread, once. Raises ProtectionError."""
         with self._lock:
-            if self._has_begun:
+            if not self._has_begun:
+                self._start_thread()
+            if self._sidecar is not None or self._retry_at is not None or self.failure:
                 return
-            self._thread_done.clear()
-            try:
-                # Signals are for the program's own threads.
-                with signals_blocked():
-                    _thread.start_new_thread(self._serve, ())
-            except RuntimeError as error:
-                self._thread_done.set()
-                raise ProtectionError(f"the run cannot be watched: {error}") from error
-            self._has_begun = True
             try:
                 self._sidecar = start_sidecar(self._run)
             except ProtectionError as error:
+                if not tolerates_degraded():
+                    raise
                 self.fail(str(error))
             self.ring()
+
+    def _start_thread(self) -> None:
+        self._thread_done.clear()
+        try:
+            # Signals are for the program's own threads.
+            with signals_blocked():
+                _thread.start_new_thread(self._serve, ())
+        except RuntimeError as error:
+            self._thread_done.set()
+            raise ProtectionError(f"the run cannot be watched: {error}") from error
+        self._has_begun = True
 
     @property
     def is_watched(self) -> bool:
@@ -334,6 +343,9 @@ class Monitor:
     def _replace_sidecar(self) -> None:
         """Start a new sidecar and tell it all; where that fails for now, try again soon."""
         self._retry_at = None
+        with self._lock:
+            if self._sidecar is not None:
+                return  # whoever needed one meanwhile has started it
         try:
             replacement = start_sidecar(self._run)
         except ProtectionError as error:
@@ -389,6 +401,7 @@ class Monitor:
             if word == "log":
                 self._voice.say(*fields)
         sidecar.reap()
+        self._voice.wait(_LAST_WORDS)
 
     def forget(self) -> None:
         """In a forked child: close what is the owner's. No lock: its holder may not exist here."""

@@ -18,11 +18,19 @@ from contextlib import suppress
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
-from safepool.core.values import dataclass
+from safepool.core.values import dataclass, field
 from safepool.core.wire import Exited, Started, Status, encode_status
 from safepool.host.base import Host
 from safepool.sweeper import Sweep
 from safepool.telling import describe
+
+
+@dataclass
+class _Ending:
+    """A sweep of a worker's tree; ``asked``: the program wanted it, while it was alive."""
+
+    sweep: Sweep
+    asked: bool
 
 
 @dataclass
@@ -31,8 +39,17 @@ class _Worker:
     incarnation: Incarnation
     status_fd: int
     code: int | None = None
-    sweep: Sweep | None = None
-    asked: bool = False
+    sweeps: list[_Ending] = field(default_factory=list)
+
+    def is_over(self) -> bool:
+        """Is it reaped, and its tree gone as far as it will go?"""
+        ended = self.sweeps and all(each.sweep.report for each in self.sweeps)
+        return self.code is not None and bool(ended)
+
+    def close_sweeps(self) -> None:
+        """Let go of their descriptors."""
+        for each in self.sweeps:
+            each.sweep.close()
 
 
 class Roster:
@@ -66,8 +83,9 @@ class Roster:
     def sweeps(self) -> Iterator[Sweep]:
         """The sweeps that are not over."""
         for worker in self._workers.values():
-            if worker.sweep is not None and worker.sweep.report is None:
-                yield worker.sweep
+            for each in worker.sweeps:
+                if each.sweep.report is None:
+                    yield each.sweep
 
     def add(self, number: int, incarnation: Incarnation, status_fd: int) -> None:
         """Take up a worker that was just forked, and tell the owner."""
@@ -76,30 +94,30 @@ class Roster:
         send_status(status_fd, Started(incarnation.pid, incarnation.start))
 
     def end(self, number: int, grace: float) -> None:
-        """Begin the end of a worker's tree; a second request replaces the first."""
+        """Begin the end of a worker's tree.
+
+        A sweep that is under way goes on beside it: two are as good as one, and each
+        tells what it ended.
+        """
         worker = self._workers.get(number)
         if worker is not None:
-            worker.asked = True
-            self._begin(worker, grace)
+            self._begin(worker, grace, asked=worker.code is None and self._is_alive(worker))
 
     def note_death(self, pid: int, code: int, *, sweeps: bool) -> None:
         """Note an exit code. ``sweeps``: end what is left of the tree, if nothing does yet."""
         for worker in self._workers.values():
             if worker.incarnation.pid == pid and worker.code is None:
                 worker.code = code
-                if worker.sweep is None and sweeps:
-                    self._begin(worker, self._grace)
+                if not worker.sweeps and sweeps:
+                    self._begin(worker, self._grace, asked=False)
 
     def settle(self) -> bool:
         """Tell of all trees that are gone by now; True if there were any."""
-        over = [w for w in self._workers.values() if w.sweep is not None and w.sweep.report]
-        settled = False
+        over = [worker for worker in self._workers.values() if worker.is_over()]
         for worker in over:
-            if worker.code is not None and worker.sweep is not None:
-                self._tell_end(worker, worker.sweep, worker.code)
-                self._strike_off(worker)
-                settled = True
-        return settled
+            self._tell_end(worker)
+            self._strike_off(worker)
+        return bool(over)
 
     def finish(self) -> None:
         """The launcher leaves: tell the exit codes that are known."""
@@ -109,30 +127,37 @@ class Roster:
     def close_in_child(self) -> None:
         """Close all descriptors in a worker, so that ends are seen as ends."""
         for worker in self._workers.values():
-            if worker.sweep is not None:
-                worker.sweep.close()
+            worker.close_sweeps()
             os.close(worker.status_fd)
 
-    def _begin(self, worker: _Worker, grace: float) -> None:
-        if worker.sweep is not None:
-            worker.sweep.close()
+    def _is_alive(self, worker: _Worker) -> bool:
+        try:
+            row = self._host.row(worker.incarnation.pid)
+        except OSError:
+            return True  # no descriptor to look with: then it is a request like any other
+        return row is not None and row.is_alive and row.incarnation == worker.incarnation
+
+    def _begin(self, worker: _Worker, grace: float, *, asked: bool) -> None:
         target = Target(
             roots=frozenset({worker.incarnation}),
             run_id=self._run_id,
             workers=frozenset({worker.number}),
             born_from=worker.incarnation.start,
         )
-        worker.sweep = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._own)
+        sweep = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._own)
+        worker.sweeps.append(_Ending(sweep, asked))
 
-    def _tell_end(self, worker: _Worker, sweep: Sweep, code: int) -> None:
+    def _tell_end(self, worker: _Worker) -> None:
+        code = worker.code or 0
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        why = "as asked" if worker.asked else f"worker {worker.incarnation.pid} ended ({how})"
-        for level, text in describe(sweep, why, asked=worker.asked):
-            self._tell(level, text)
+        for each in worker.sweeps:
+            pid = worker.incarnation.pid
+            why = "as asked" if each.asked else f"worker {pid} ended ({how})"
+            for level, text in describe(each.sweep, why, asked=each.asked):
+                self._tell(level, text)
 
     def _strike_off(self, worker: _Worker) -> None:
-        if worker.sweep is not None:
-            worker.sweep.close()
+        worker.close_sweeps()
         if worker.code is not None:
             send_status(worker.status_fd, Exited(worker.code))
         os.close(worker.status_fd)

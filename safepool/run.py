@@ -32,7 +32,7 @@ from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
 
-from safepool import launcher, loop, registry
+from safepool import in_flight, launcher, loop, registry
 from safepool.bootstrap import Parentage, StartRequest, run_process, set_tag
 from safepool.core.lineage import HELPER, MARK_VARIABLE, tag_of
 from safepool.core.policy import DEFAULT_GRACE
@@ -40,9 +40,8 @@ from safepool.core.record import RunRecord
 from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
 from safepool.host import prctl
-from safepool.host.linux import LinuxHost
+from safepool.host.linux import LinuxHost, ticks
 from safepool.launcher_link import LauncherLink
-from safepool.leftovers import ticks
 from safepool.monitor import Monitor, tolerates_degraded
 from safepool.preload import gather_settings, write_settings
 from safepool.tracker import LazyTracker
@@ -77,6 +76,7 @@ class Run:
             raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
         # Before any fork: a fork of a threaded owner had better not import.
         prctl.load()
+        in_flight.occupy_stdio()
         host = LinuxHost()
         owner = host.incarnation(os.getpid())
         if owner is None:
@@ -134,7 +134,10 @@ class Run:
         """
         self.monitor.ensure_sidecar()
         if wait and not self.monitor.armed.wait(ARM_TIMEOUT):
-            self.monitor.fail(f"the sidecar did not answer within {ARM_TIMEOUT:g} s")
+            raise ProtectionError(
+                f"the sidecar did not answer within {ARM_TIMEOUT:g} s; is it stopped, or the "
+                "machine overloaded? The next start tries again"
+            )
         self.check()
 
     def check(self) -> None:
@@ -168,15 +171,12 @@ class Run:
             grace,
             one_shot=one_shot,
         )
-        with ExitStack() as undo:
+        with in_flight.gate, ExitStack() as undo:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(ours)
             with theirs:
-                pid = self._fork_into(config, ours, theirs, make)
+                link = self._fork_into(config, ours, theirs, make)
             undo.pop_all()
-        link = LauncherLink(config.launcher_id, ours, grace, pid)
-        link.incarnation = loop.name_of(LinuxHost(), pid)
-        self.monitor.watch(link)
         try:
             self.protect(wait=False)
         except BaseException:
@@ -191,19 +191,22 @@ class Run:
         ours: socket.socket,
         theirs: socket.socket,
         make: MakeProcess,
-    ) -> int:
-        """Fork; the child is the launcher and never returns. Return its pid."""
+    ) -> LauncherLink:
+        """Fork; the child is the launcher and never returns. The link is watched already."""
         with ExitStack() as undo:
             pidfd = os.dup(self.pidfd)
             undo.callback(os.close, pidfd)
             reporters = undo.enter_context(self.reporters.dup())
             old_mask = undo.enter_context(loop.signals_blocked())
-            with self.monitor.quiet:
+            with self.monitor.quiet(), in_flight.gate:
                 pid = _fork()
             if pid == 0:
                 ours.close()
                 _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
-        return pid
+            link = LauncherLink(config.launcher_id, ours, config.grace, pid)
+            link.incarnation = loop.name_of(LinuxHost(), pid)
+            self.monitor.watch(link)
+        return link
 
     def sidecar_launcher(
         self, method: str, *, grace: float, idle_after: float | None = None
@@ -216,6 +219,7 @@ class Run:
         with ExitStack() as undo:
             blob = write_settings(gather_settings(method, idle_after))
             undo.callback(os.close, blob)
+            undo.enter_context(in_flight.gate)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(theirs)
             link = LauncherLink(launcher_id, ours, grace, None)
@@ -276,26 +280,42 @@ _SHARED_IDLE = 0.5
 """Seconds that the launcher for bare processes stays without one."""
 
 _current: Run | None = None
-_lock = threading.Lock()
+_is_making = False
+_lock = threading.RLock()
 
 
 def current() -> Run:
     """The run of this process, made at first use. Raises ProtectionError."""
-    global _current
+    global _current, _is_making
     with _lock:
+        if _is_making:
+            raise ProtectionError(
+                "the run is just being made in this very thread; a signal handler, a finalizer "
+                "or a logging handler came in between. Start the process outside of it"
+            )
         if _current is None:
-            _current = Run()
+            _is_making = True
+            try:
+                _current = Run()
+            finally:
+                _is_making = False
         return _current
 
 
 def _forget_in_child() -> None:
-    global _current, _lock
-    _lock = threading.Lock()
+    global _current, _is_making, _lock
+    _lock = threading.RLock()
+    _is_making = False
     run, _current = _current, None
     if run is not None:
         run.forget()
 
 
+os.register_at_fork(
+    before=in_flight.close_gate,
+    after_in_parent=in_flight.open_gate,
+    after_in_child=in_flight.renew_gate,
+)
 os.register_at_fork(after_in_child=_forget_in_child)
 
 

@@ -251,6 +251,7 @@ class Sidecar:
                 self._reporters,
                 OWNER,
                 fds[1],
+                self._me.pid,
             )
 
         loop.end_with(be_launcher)
@@ -363,6 +364,14 @@ class Sidecar:
 
     def _leave(self) -> None:
         """Retire the record after a clean end, and say what was done."""
+        try:
+            self._retire()
+        finally:
+            # Else Python's development mode complains of them on the owner's stderr.
+            self._close_own()
+            self._reporters.close()
+
+    def _retire(self) -> None:
         if self._phase is _Phase.YIELDED:
             self._files.remove_member(Member("sidecar", self._me))
             return

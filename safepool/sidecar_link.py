@@ -16,11 +16,12 @@ from collections import deque
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from safepool import in_flight
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.values import dataclass, field
 from safepool.core.wire import CONTROL, OWNER, REPORTERS, REPORTS, encode
 from safepool.errors import ProtectionError
-from safepool.launcher_link import REAP_TIMEOUT, is_open, reap_child
+from safepool.launcher_link import REAP_TIMEOUT, reap_child
 from safepool.loop import close_all, send
 from safepool.surroundings import credentials
 
@@ -93,7 +94,12 @@ def start_sidecar(run: Run) -> SidecarLink:
         DEFAULT_GRACE,
         run.began,
     )
-    with ExitStack() as undo:
+    if not executable():
+        raise ProtectionError(
+            "the sidecar needs a Python interpreter, and sys.executable is not set; "
+            "call multiprocessing.set_executable(path) first"
+        )
+    with in_flight.gate, ExitStack() as undo:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(ours)
@@ -149,7 +155,7 @@ def _spawn(run: Run, control: int) -> int:
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_RDWR, 0),
         ]
-        if not is_open(2):
+        if not in_flight.is_open(2):
             # Else a pipe of the sidecar's own would become its stderr.
             actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_RDWR, 0))
         actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in moved.items()]

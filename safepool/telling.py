@@ -14,9 +14,18 @@ import select
 from collections.abc import Iterator
 
 from safepool.core.identity import Incarnation
+from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
 
 SPARE = "what must outlive the run has to be started outside of it"
+
+
+_FOUND = {
+    "named": "as registered",
+    "tag": "found by its tag",
+    "mark": "found by its mark",
+    "seen before": "seen before",
+}
 
 
 def describe(sweep: Sweep, why: str, *, asked: bool) -> Iterator[tuple[str, str]]:
@@ -34,10 +43,12 @@ def describe(sweep: Sweep, why: str, *, asked: bool) -> Iterator[tuple[str, str]
         is_own = process.how == "named"
         level = "debug" if is_own and asked else "info" if is_own else "warning"
         what = "worker" if is_own else "stray"
-        found = "as registered" if is_own else f"found as {process.how}"
+        found = _FOUND.get(process.how, f"found as {process.how}")
         advice = "" if is_own else f" ({SPARE})"
         who, signal = _who(sweep, process.incarnation), process.last_signal.value
-        yield level, f"{why}: ended {what} {who}, {found}, with {signal}{advice}"
+        age = (ticks() - process.incarnation.start) / os.sysconf("SC_CLK_TCK")
+        aged = f"{found}, {age:.1f} s old" if process.incarnation.start else found
+        yield level, f"{why}: ended {what} {who}, {aged}, with {signal}{advice}"
     for stuck in report.stuck:
         yield "error", f"{why}: could not end {_who(sweep, stuck.incarnation)}: {stuck.reason}"
 

@@ -17,13 +17,12 @@ Safe in threads. Called by: :mod:`safepool.process` (``descriptor``), the monito
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from multiprocessing import resource_tracker, spawn, util
 from typing import Any
 
-_IGNORED = {signal.SIGINT, signal.SIGTERM}
+from safepool.loop import signals_blocked
 
 
 class LazyTracker:
@@ -101,8 +100,5 @@ def _start(reader: int) -> int:
         f"from multiprocessing.resource_tracker import main;main({reader})",
     ]
     # Blocked until its handlers are there, else an early Ctrl-C ends it (bpo-33613).
-    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
-    try:
+    with signals_blocked():
         return int(tools.spawnv_passfds(executable, arguments, fds))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

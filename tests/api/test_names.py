@@ -252,6 +252,7 @@ def test_more_shared_objects_work_with_safe_processes(method: str) -> None:
     with condition:
         barrier.wait(30)
         assert condition.wait_for(lambda: flag.value == 1, 30)
+    assert simple._reader.poll(30)
     assert simple.get() == process.pid
     process.join(30)
     assert process.exitcode == 0
@@ -313,6 +314,7 @@ def test_processes_mix_with_multiprocessings(method: str) -> None:
     queue = theirs.SimpleQueue()
     process = safepool.get_context(method).Process(target=work.put, args=(queue, "mixed"))
     process.start()
+    assert safepool.connection.wait([queue._reader], 30)
     assert queue.get() == "mixed"
     assert safepool.connection.wait([process.sentinel], 30) == [process.sentinel]
     process.join(30)

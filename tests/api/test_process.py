@@ -43,6 +43,12 @@ def started_last(method: str, target: Any = work.last, grace: float | None = Non
     return process
 
 
+def take(queue: Any) -> Any:
+    """The next item of a SimpleQueue, whose ``get`` knows no bound."""
+    assert queue._reader.poll(BOUND), "nothing came"
+    return queue.get()
+
+
 def ended(process: Any) -> int | None:
     """Wait for a process' end and return its exit code."""
     process.join(BOUND)
@@ -104,7 +110,7 @@ def test_a_process_knows_itself(method: str) -> None:
     """Name, pid and authentication key in the worker; its parent_process is the owner."""
     queue = safepool.get_context(method).SimpleQueue()
     process = start(method, work.put_self, queue, name="me", daemon=True)
-    name, pid, getpid, authkey, parent, daemon = queue.get()
+    name, pid, getpid, authkey, parent, daemon = take(queue)
     assert (name, pid, getpid) == ("me", process.pid, process.pid)
     assert authkey == process.authkey
     assert parent == os.getpid()
@@ -122,7 +128,7 @@ def test_keyword_arguments_and_default_names(method: str) -> None:
     ]
     for process in processes:
         process.start()
-    assert sorted(queue.get() for _ in processes) == [1, 2]
+    assert sorted(take(queue) for _ in processes) == [1, 2]
     assert [ended(process) for process in processes] == [0, 0]
     names = {process.name for process in processes}
     assert len(names) == 2
@@ -396,7 +402,7 @@ def test_processes_three_levels_deep(method: str) -> None:
     """Each level is a run of its own whose owner is the process above."""
     queue = safepool.get_context(method).SimpleQueue()
     process = start(method, work.start_another, method, 2, queue)
-    assert [queue.get() for _ in range(3)] == [0, 1, 2]
+    assert [take(queue) for _ in range(3)] == [0, 1, 2]
     assert ended(process) == 0
     queue.close()
 
@@ -406,7 +412,7 @@ def test_children_of_daemonic_processes(method: str, daemon: bool) -> None:
     """Forbidden in multiprocessing, for they would be orphaned; here they are allowed, and end."""
     queue = safepool.get_context(method).SimpleQueue()
     process = start(method, work.hold_a_child, method, queue, daemon=daemon)
-    child = queue.get()
+    child = take(queue)
     assert truth.is_alive(child)
     process.terminate()
     assert ended(process) == -signal.SIGTERM

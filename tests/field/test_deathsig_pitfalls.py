@@ -132,7 +132,7 @@ ORPHAN = """
 
 @needs_namespaces
 def test_an_owner_whose_parent_is_in_another_namespace(method: str, jail: Jail) -> None:
-    """``getppid()`` is 0 after entering a container: workers live with their owner, and die with it.
+    """``getppid()`` is 0 after entering a container: workers live and die with their owner.
 
     Seen in the wild: https://github.com/aristanetworks/bst/pull/78
     """
@@ -153,10 +153,10 @@ CONTAINERS = """
     import subprocess
     from safepool import get_context
 
-    COMMAND = ["unshare", "-pf", "--mount-proc", "sh", "-c", 'echo "inside $$ " >> "$TELL"; sleep 180']
+    TEXT = 'echo "inside $$ " >> "$TELL"; sleep 180'
 
     def contain(_):
-        subprocess.run(COMMAND)
+        subprocess.run(["unshare", "-pf", "--mount-proc", "sh", "-c", TEXT])
 
     if __name__ == "__main__":
         pool = get_context(sys.argv[1]).Pool(2, grace=0.5)

@@ -170,6 +170,7 @@ ATTACHED = """
         return segment.name
 
     if __name__ == "__main__":
+        first = SharedMemory(create=True, size=1000) if sys.argv[2] == "before" else None
         with get_context(sys.argv[1]).Pool(1, grace=0.5, maxtasksperchild=3) as pool:
             made = SharedMemory(pool.apply(make))  # its maker may well be gone by now
             own = SharedMemory(create=True, size=1000)
@@ -186,15 +187,36 @@ ATTACHED = """
                 again.close()
                 segment.close()
                 segment.unlink()
+        if first is not None:
+            first.close()
+            first.unlink()
 """
 
+OWN_TRACKERS = pytest.mark.xfail(
+    reason="a forked worker that is the first to need a resource tracker starts one of its own"
+)
 
-def test_shared_memory_outlives_workers_that_were_attached(method: str, jail: Jail) -> None:
+
+@pytest.mark.parametrize(
+    ("how", "first"),
+    [
+        ("fork", "before"),
+        pytest.param("fork", "after", marks=OWN_TRACKERS),
+        ("spawn", "before"),
+        ("spawn", "after"),
+        ("forkserver", "before"),
+        ("forkserver", "after"),
+    ],
+)
+def test_shared_memory_outlives_workers_that_were_attached(
+    how: str, first: str, jail: Jail
+) -> None:
     """A killed or recycled worker does not take the segment along; stderr has no false alarm.
 
+    The first segment of all is made before the pool, or after it in a worker.
     Seen in the wild: https://github.com/python/cpython/pull/21516
     """
-    owner = jail.script(ATTACHED, method)
+    owner = jail.script(ATTACHED, how, first)
     assert [line.text for line in jail.hear("value", 2)] == ["3", "3"], owner.errors()
     assert owner.wait() == 0, owner.errors()
     assert "leaked" not in owner.errors(), owner.errors()
@@ -217,20 +239,30 @@ LOCKS = """
             processes.append(context.Process(target=use, args=(context.Lock(), queue)))
             processes[-1].start()
             gc.collect()
-        pids = {queue.get() for _ in processes}
         for process in processes:
             process.join()
+        codes = {process.exitcode for process in processes}
+        pids = {queue.get() for _ in processes if codes == {0}}
         say("same", str(pids == {process.pid for process in processes}))
-        say("codes", str({process.exitcode for process in processes}))
+        say("codes", str(codes))
 """
 
 
-def test_a_lock_that_only_the_new_process_refers_to(method: str, jail: Jail) -> None:
+LET_GO = pytest.mark.xfail(
+    strict=False, reason="start() lets go of the arguments before the child has unpickled them"
+)
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["fork", pytest.param("spawn", marks=LET_GO), pytest.param("forkserver", marks=LET_GO)],
+)
+def test_a_lock_that_only_the_new_process_refers_to(how: str, jail: Jail) -> None:
     """``Process(args=(Lock(),)).start()`` and nothing kept: the child finds its lock.
 
     Seen in the wild: https://github.com/impredicative/irc-rss-feed-bot/issues/92
     """
-    owner = jail.script(LOCKS, method)
+    owner = jail.script(LOCKS, how)
     assert jail.hear("same")[0].text == "True", owner.errors()
     assert jail.hear("codes")[0].text == "{0}", owner.errors()
     assert owner.wait() == 0, owner.errors()

@@ -103,9 +103,7 @@ BOOTSTRAP = """
 """
 
 
-def test_ctrl_c_while_workers_are_importing_the_main_module(
-    jail: Jail, terminal: Terminal
-) -> None:
+def test_ctrl_c_while_workers_are_importing_the_main_module(jail: Jail, terminal: Terminal) -> None:
     """So early that no initializer could have ignored SIGINT yet: still one traceback.
 
     Seen in the wild: https://github.com/zauberzeug/nicegui/pull/6027
@@ -120,6 +118,9 @@ def test_ctrl_c_while_workers_are_importing_the_main_module(
 
 STORM = """
     from safepool import get_context
+
+    def ident(_):
+        return os.getpid()
 
     def work(n):
         sum(range(200))
@@ -148,8 +149,7 @@ def test_a_storm_of_interrupts(method: str, jail: Jail) -> None:
 
     Seen in the wild: https://github.com/marxin/cvise/pull/307
     """
-    source = STORM.replace("def work(n)", "def ident(_):\n        return os.getpid()\n\n    def work(n)")
-    owner = jail.script(source, method)
+    owner = jail.script(STORM, method)
     workers = [int(pid) for pid in jail.hear("workers")[0].text.split()]
     chance = random.Random(f"{method} storm")
     for _ in range(300):
@@ -223,7 +223,7 @@ def test_a_module_that_kills_the_process_while_it_is_imported(method: str, jail:
 
     Seen in the wild: https://github.com/Kludex/uvicorn/issues/1801
     """
-    (jail.folder / "deadly.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    (jail.folder / "deadly.py").write_text("import os; os.kill(os.getpid(), 9)")
     owner = jail.script(DIES_EARLY, method)
     assert jail.hear("process")[0].text == "-9"
     assert jail.hear("pool")[0].text == "True"

@@ -254,16 +254,24 @@ WRAPPED = """
     import subprocess
     from safepool import get_context
 
-    SERVER = "import os, time; open(os.environ['TELL'], 'a').write(f'serving {os.getpid()} \\\\n'); time.sleep(180)"
+    SHELL = '"$0" -S -E server.py & wait'
 
     def serve():
-        subprocess.run(["sh", "-c", f'"$0" -S -E -c "$1" & wait', sys.executable, SERVER])
+        subprocess.run(["sh", "-c", SHELL, sys.executable])
 
     if __name__ == "__main__":
         context = get_context(sys.argv[1])
         for _ in range(2):
             context.Process(target=serve, daemon=True).start()
         sys.stdin.readline()
+"""
+
+
+SERVER = """
+import os, time
+with open(os.environ["TELL"], "a") as tell:
+    tell.write(f"serving {os.getpid()} \\n")
+time.sleep(180)
 """
 
 
@@ -275,6 +283,7 @@ def test_servers_behind_wrappers_when_the_terminal_session_ends(
 
     Seen in the wild: https://github.com/anthropics/claude-code/issues/26658
     """
+    (jail.folder / "server.py").write_text(SERVER)
     owner = jail.script(WRAPPED, "fork", terminal=terminal.slave)
     jail.hear("serving", 2)
     if end == "hang-up":

@@ -157,13 +157,13 @@ def test_port_and_lock_behind_a_wrapper_are_free_after_join(method: str, jail: J
 
 JOBS = {
     # The leader of a session has left its job behind.
-    "leader-gone": "setsid sh -c 'echo \"job $$ \" >> \"$TELL\"; sleep 180 & exit'; sleep 180",
+    "leader-gone": 'setsid sh -c \'echo "job $$ " >> "$TELL"; sleep 180 & exit\'; sleep 180',
     # The shell obeys SIGTERM, its job does not and changes parents on that occasion.
-    "job-ignores": "(trap '' TERM HUP; echo \"job 0 \" >> \"$TELL\"; sleep 180) & wait",
+    "job-ignores": '(trap \'\' TERM HUP; echo "job 0 " >> "$TELL"; sleep 180) & wait',
     # Everything in between obeys, the innermost does not.
-    "deep": "sh -c 'sh -c \"(trap \\\"\\\" TERM; echo job 0 x >> $TELL; sleep 180); true\"; true'; true",
+    "deep": "sh -c 'sh -c \"(trap : TERM; echo job 0 x >> $TELL; sleep 180); :\"; :'; :",
     # An empty environment and a session of its own.
-    "scrubbed": "echo \"job 0 \" >> \"$TELL\"; exec env -i setsid sleep 180",
+    "scrubbed": 'echo "job 0 " >> "$TELL"; exec env -i setsid sleep 180',
 }
 
 SHELLS = """
@@ -238,9 +238,7 @@ CAPTURED = """
 
 
 @pytest.mark.parametrize("end", ["returned", "killed"])
-def test_who_reads_the_owners_output_gets_its_end(
-    method: str, end: str, jail: Jail
-) -> None:
+def test_who_reads_the_owners_output_gets_its_end(method: str, end: str, jail: Jail) -> None:
     """A daemon that holds the inherited output holds up neither a result nor a waiting reader.
 
     Seen in the wild: https://github.com/bazelbuild/bazel/issues/8005
@@ -277,9 +275,7 @@ HOLDER = """
 """
 
 
-def test_a_killed_worker_is_noticed_though_its_descriptors_live_on(
-    method: str, jail: Jail
-) -> None:
+def test_a_killed_worker_is_noticed_though_its_descriptors_live_on(method: str, jail: Jail) -> None:
     """A daemon that inherited every descriptor of its worker does not make it look alive.
 
     Seen in the wild: https://github.com/pytest-dev/pytest-xdist/issues/110
@@ -394,17 +390,53 @@ def can_drop_capabilities() -> bool:
     return os.geteuid() == 0 and shutil.which("setpriv") is not None
 
 
+BLIND = 'mount -t proc -o hidepid=2,gid=4242 proc /proc && exec "$@"'
+AS_A_USER = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+
+
 @pytest.mark.skipif(not can_drop_capabilities(), reason="needs root and setpriv")
 def test_daemons_whose_marks_nobody_may_read(method: str, jail: Jail) -> None:
     """Like an agent that is set-group-ID: environment and limits are closed to others. It goes.
 
     Seen in the wild: https://github.com/actions/runner/issues/4601
     """
-    before = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-    owner = jail.script(UNSEEN, method, before=before)
+    owner = jail.script(UNSEEN, method, before=AS_A_USER)
     assert {line.text for line in jail.hear("unseen", 2)} == {"PermissionError"}
     owner.send(signal.SIGKILL)
     jail.assert_empty("owner of closed daemons killed", BOUND)
+
+
+HIDDEN = """
+    from safepool import get_context
+    from tests.kit import villains
+
+    if __name__ == "__main__":
+        assert not os.path.exists("/proc/1"), "strangers are to be invisible"
+        pool = get_context(sys.argv[1]).Pool(3, grace=0.5)
+        assert pool.map(abs, range(-4, 0), 1) == [4, 3, 2, 1]
+        for villain in (villains.daemon_empty_env, villains.new_session, villains.ignores_term):
+            pool.apply_async(villain)
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(not can_drop_capabilities(), reason="needs root and setpriv")
+@pytest.mark.parametrize("killed", ["owner", "owner-and-launcher"])
+def test_where_only_ones_own_processes_can_be_seen(method: str, killed: str, jail: Jail) -> None:
+    """On a shared machine with hidepid all works: pool, owner's death, sweep.
+
+    Seen in the wild: https://github.com/podman-container-tools/podman/pull/5550
+    """
+    # PID 1 and the test are root's as well; they have capabilities, so they stay hidden.
+    hide = ["unshare", "-m", "sh", "-c", BLIND, "sh"]
+    owner = jail.script(HIDDEN, method, before=[*hide, *AS_A_USER])
+    workers = [line.pid for line in jail.hear("ready", 3)]
+    launchers = {truth.parent(pid) for pid in workers}
+    owner.send(signal.SIGKILL)
+    if killed == "owner-and-launcher":
+        for pid in launchers:
+            os.kill(pid, signal.SIGKILL)
+    jail.assert_empty(f"{killed} killed", BOUND)
 
 
 WRAPPER = """#!/bin/sh
@@ -452,7 +484,9 @@ def test_an_interpreter_that_is_a_wrapper(end: str, jail: Jail) -> None:
     else:
         owner.go()
         jail.hear("ended")
-        assert not [line for line in jail.living() if "--multiprocessing-fork" in line], jail.living()
+        assert not [line for line in jail.living() if "--multiprocessing-fork" in line], (
+            jail.living()
+        )
         owner.send(signal.SIGKILL)
     jail.assert_empty("workers behind a wrapper", BOUND)
 

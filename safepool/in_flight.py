@@ -1,0 +1,76 @@
+"""Descriptors that must not be copied into a fork by accident, and the gate that sees to it.
+
+Between the making of a pipe and the closing of the end that was handed over, a fork in
+another thread would copy that end, and whoever waits for its end of file would wait for a
+stranger. So such stretches hold the gate, and every fork of this process waits for it
+(a moment; a fork is never refused).
+
+Also here: what stands in for standard descriptors that the program was born without, so
+that none of ours gets the number 0, 1 or 2.
+
+Called by: the run, the launcher links.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+_GATE_TIMEOUT = 2.0
+
+
+class _Gate:
+    """A reentrant lock that a forked child replaces."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.forks = 0
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
+gate = _Gate()
+"""Hold it while descriptors are in flight."""
+
+
+def close_gate() -> None:
+    """Before a fork, in the forking thread."""
+    if gate.lock.acquire(timeout=_GATE_TIMEOUT):
+        gate.forks += 1
+
+
+def open_gate() -> None:
+    """After a fork, in the parent."""
+    if gate.forks:
+        gate.forks -= 1
+        gate.lock.release()
+
+
+def renew_gate() -> None:
+    """After a fork, in the child: what the forking thread holds it holds here as well; what
+    another held is held for ever."""
+    if gate.forks:
+        open_gate()
+    else:
+        gate.lock = threading.RLock()
+
+
+def is_open(fd: int) -> bool:
+    """Tell whether a standard descriptor is the program's own: exec would hand it down."""
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False
+
+
+def occupy_stdio() -> None:
+    """Put something harmless, closed on exec, in the place of closed standard descriptors."""
+    while True:
+        fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        if fd > 2:
+            os.close(fd)
+            return
