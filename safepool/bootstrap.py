@@ -17,6 +17,7 @@ command line of a spawned interpreter.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import marshal
 import os
 import resource
@@ -106,16 +107,22 @@ WorkerMain = Callable[[StartRequest, Parentage], NoReturn]
 
 def arm(number: int, parentage: Parentage) -> None:
     """Tie this process to its launcher and mark it; the first thing a worker does."""
-    if "deathsig" in nets():
-        prctl.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() != parentage.launcher_pid:
-            os._exit(_LOST)
+    rearm(parentage.launcher_pid)
     set_tag(tag_of(parentage.run_id, number))
     os.environ[MARK_VARIABLE] = extend(parentage.owner_mark, parentage.run_id, number)
     title.write(parentage.title)
     resource.setrlimit(resource.RLIMIT_NOFILE, parentage.open_files)
     if parentage.oom_score is not None:
         write_oom_score(parentage.oom_score)
+
+
+def rearm(launcher_pid: int) -> None:
+    """Arm PDEATHSIG again: the kernel drops it when a process changes its user (prctl(2)),
+    and an initializer is where workers drop privileges."""
+    if "deathsig" in nets():
+        prctl.set_parent_death_signal(signal.SIGKILL)
+        if os.getppid() != launcher_pid:
+            os._exit(_LOST)
 
 
 def set_tag(tag: int) -> None:
@@ -127,6 +134,11 @@ def set_tag(tag: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     if hard == resource.RLIM_INFINITY or hard >= tag:
         resource.setrlimit(resource.RLIMIT_RTTIME, (tag, hard))
+
+
+def read_tag() -> int:
+    """The soft limit in which the tag is kept, of this process."""
+    return resource.getrlimit(resource.RLIMIT_RTTIME)[0]
 
 
 def raise_open_files() -> tuple[int, int]:
@@ -254,12 +266,15 @@ def _unpickle_and_run(request: StartRequest, parentage: Parentage) -> int:
     os.environ.update(environment)
     os.environ[MARK_VARIABLE] = mark
     _take_stdio(request.stdio)
-    if sys.stdout is not None and 1 in request.stdio:
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if number not in request.stdio:
+            setattr(sys, name, None)
+    if sys.stdout is not None:
         # The launcher's own stdout is /dev/null, so it chose its buffering for that.
         sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     for fd in request.stdio.values():
         os.close(fd)
-    sentinel = os.dup(parentage.owner_pidfd)
+    sentinel = fcntl.fcntl(parentage.owner_pidfd, fcntl.F_DUPFD_CLOEXEC, 3)
     return _become(request.blob, sentinel, request.tracker, request.inherited)
 
 
@@ -269,7 +284,8 @@ def exec_spawned(request: StartRequest, parentage: Parentage) -> NoReturn:
     environment, arguments = _read_head(request.blob)
     environment[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
     _take_stdio(request.stdio)
-    sentinel = os.dup(parentage.owner_pidfd)
+    # Not among the standard descriptors: one that the owner had closed stays closed.
+    sentinel = fcntl.fcntl(parentage.owner_pidfd, fcntl.F_DUPFD_CLOEXEC, 3)
     for fd in [request.blob, sentinel, request.tracker, *request.inherited]:
         if fd is not None:
             os.set_inheritable(fd, True)

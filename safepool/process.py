@@ -232,7 +232,10 @@ class SafeBase(mp_process.BaseProcess):
         self._sentinel = popen.sentinel
         # The process object must not keep alive what only the worker needs (bpo-30775).
         del self._target, self._args, self._kwargs
-        mp_process._children.add(self)  # type: ignore[attr-defined]
+        if self._source is None:
+            # A pool's workers are not among them: the interpreter's exit joins all of them
+            # without a bound, and the pool has ended its own within one.
+            mp_process._children.add(self)  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -33,8 +33,8 @@ from multiprocessing import util
 from typing import NoReturn
 
 from safepool import in_flight, launcher, loop, registry
-from safepool.bootstrap import Parentage, StartRequest, run_process, set_tag
-from safepool.core.lineage import HELPER, MARK_VARIABLE, tag_of
+from safepool.bootstrap import Parentage, StartRequest, read_tag, run_process, set_tag
+from safepool.core.lineage import MARK_VARIABLE, helper_tag
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.record import RunRecord
 from safepool.core.values import dataclass
@@ -78,6 +78,11 @@ class Run:
         prctl.load()
         in_flight.occupy_stdio()
         host = LinuxHost()
+        if not host.sees_own_namespace():
+            raise ProtectionError(
+                "/proc shows another pid namespace than this process is in, so no process can be "
+                "told from a stranger; mount a fresh one (unshare --mount-proc, mount -t proc)"
+            )
         owner = host.incarnation(os.getpid())
         if owner is None:
             raise ProtectionError("/proc does not show this process; is it mounted?")
@@ -163,6 +168,8 @@ class Run:
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
         self._check_not_over()
+        # What the owner has not written out yet, each worker would write as well.
+        util._flush_std_streams()  # type: ignore[attr-defined]
         config = launcher.LauncherConfig(
             next(self._launcher_ids),
             self.run_id,
@@ -198,11 +205,12 @@ class Run:
             undo.callback(os.close, pidfd)
             reporters = undo.enter_context(self.reporters.dup())
             old_mask = undo.enter_context(loop.signals_blocked())
-            with self.monitor.quiet(), in_flight.gate:
+            with self.monitor.quiet():
                 pid = _fork()
-            if pid == 0:
-                ours.close()
-                _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
+                if pid == 0:
+                    # Here, not further out: the child must not leave any block of the owner's.
+                    ours.close()
+                    _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
             link = LauncherLink(config.launcher_id, ours, config.grace, pid)
             link.incarnation = loop.name_of(LinuxHost(), pid)
             self.monitor.watch(link)
@@ -356,7 +364,7 @@ def _be_launcher(
 
     def be_launcher() -> None:
         children = loop.ChildLoop(worker_mask=owner_mask)
-        set_tag(tag_of(config.run_id, HELPER))
+        set_tag(helper_tag(read_tag(), config.run_id))
         launcher.serve(config, control, reporters, pidfd, be_worker, children)
 
     loop.end_with(be_launcher)

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any
 
 from safepool import payload
+from safepool.bootstrap import rearm
 from safepool.core import frames
 
 _READ_BYTES = 1 << 18
@@ -60,8 +61,10 @@ def serve(
         os.close(page_fd)
         service = _Service(conn, claims, page, interrupts, by_value=by_value)
         if initializer is not None:
+            launcher = os.getppid()
             try:
                 initializer(*initargs)
+                rearm(launcher)
             except BaseException as error:
                 body = _error_body(error, by_value=by_value)
                 service.send(frames.INIT_FAILED, 0, 0, body)

@@ -25,9 +25,15 @@ from enum import Enum
 from typing import Any, NoReturn
 
 from safepool import launcher, loop, registry
-from safepool.bootstrap import nets, raise_open_files, set_tag, write_oom_score
+from safepool.bootstrap import (
+    nets,
+    raise_open_files,
+    read_tag,
+    set_tag,
+    write_oom_score,
+)
 from safepool.core.identity import Incarnation, Snapshot
-from safepool.core.lineage import HELPER, tag_of
+from safepool.core.lineage import helper_tag
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Member
@@ -124,7 +130,7 @@ class Sidecar:
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
-        set_tag(tag_of(run_id, HELPER))
+        set_tag(helper_tag(read_tag(), run_id))
         write_oom_score(_OOM_SCORE)
         self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)

@@ -26,14 +26,27 @@ _TAG_BIT = 1 << 62
 _WORKER_BITS = 24
 _RUN_BITS = 62 - _WORKER_BITS
 
-HELPER = 0
-"""The worker number that sidecar and launchers carry; workers count from 1."""
+_HELPER_BIT = 1 << (_WORKER_BITS - 1)
 
 
 def tag_of(run_id: str, worker: int) -> int:
-    """The tag of a worker of a run; ``run_id`` is 32 hexadecimal digits."""
+    """The tag of a worker of a run; ``run_id`` is 32 hexadecimal digits, workers count from 1."""
     run = int(run_id, 16) & ((1 << _RUN_BITS) - 1)
-    return _TAG_BIT | run << _WORKER_BITS | worker & ((1 << _WORKER_BITS) - 1)
+    return _TAG_BIT | run << _WORKER_BITS | worker & (_HELPER_BIT - 1)
+
+
+def helper_tag(limit: int, run_id: str) -> int:
+    """The tag of a sidecar or launcher that begins with the soft limit ``limit``.
+
+    In a worker it is that worker's, so that the outer run knows whose inner run this
+    is; it bears one bit more, which says that it ends by itself.
+    """
+    return (limit if is_tag(limit) else tag_of(run_id, 0)) | _HELPER_BIT
+
+
+def plain_tag(tag: int) -> int:
+    """The tag of the worker that a process or its helper comes from."""
+    return tag & ~_HELPER_BIT
 
 
 def is_tag(limit: int) -> bool:
@@ -43,7 +56,7 @@ def is_tag(limit: int) -> bool:
 
 def is_helper_tag(tag: int | None) -> bool:
     """Tell whether ``tag`` is that of a sidecar or launcher, of any run."""
-    return tag is not None and is_tag(tag) and tag & ((1 << _WORKER_BITS) - 1) == HELPER
+    return tag is not None and is_tag(tag) and bool(tag & _HELPER_BIT)
 
 
 def is_tag_of_run(tag: int | None, run_id: str) -> bool:

@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
-from safepool.core.lineage import is_mark_of, is_tag_of_run, tag_of
+from safepool.core.lineage import is_mark_of, is_tag_of_run, plain_tag, tag_of
 from safepool.core.values import dataclass
 
 
@@ -144,7 +144,8 @@ def _witness(target: Target, tags: frozenset[int] | None, row: ProcessRow) -> st
         return None
     if target.born_until is not None and row.start > target.born_until:
         return None
-    if is_tag_of_run(row.tag, run) and (tags is None or row.tag in tags):
+    tag = row.tag
+    if tag is not None and is_tag_of_run(tag, run) and (tags is None or plain_tag(tag) in tags):
         return "tag"
     if target.workers is None:
         return "mark" if is_mark_of(row.mark, run) else None

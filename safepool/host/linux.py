@@ -87,6 +87,17 @@ class LinuxHost:
         own = os.getpid()
         self._has_children_files = os.access(f"/proc/{own}/task/{own}/children", os.R_OK)
 
+    def sees_own_namespace(self) -> bool:
+        """Is the mounted /proc that of the pid namespace of this process?
+
+        After ``unshare --pid`` without a fresh mount it is not: then every number that
+        is read there means somebody else here.
+        """
+        try:
+            return os.readlink("/proc/self") == str(os.getpid())
+        except OSError:
+            return False
+
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         """Return ``pid`` and its descendants; see the contract in the base module."""
         taken = self.now()
@@ -134,7 +145,7 @@ class LinuxHost:
         except OSError as error:
             return NoHandle.GONE if error.errno == errno.ESRCH else NoHandle.UNKNOWN
         handle = Pidfd(incarnation, fd)
-        verdict = self._verify(incarnation)
+        verdict = self._verify(incarnation, fd)
         if verdict is None:
             return handle
         handle.close()
@@ -196,12 +207,20 @@ class LinuxHost:
         """Return the inode number of this process's pid namespace."""
         return os.stat("/proc/self/ns/pid").st_ino
 
-    def _verify(self, incarnation: Incarnation) -> NoHandle | None:
-        """None when the pid names ``incarnation`` now and it is alive."""
+    def _verify(self, incarnation: Incarnation, fd: int) -> NoHandle | None:
+        """None when the pid names ``incarnation`` now, it is alive, and the pidfd means it.
+
+        The last is asked of the same /proc (proc(5), fdinfo): where that shows another
+        pid namespace, the number in it is another than the one that the pidfd was made of.
+        """
         try:
+            info = _read(f"/proc/self/fdinfo/{fd}", 4096)
             row = self.row(incarnation.pid)
         except OSError:
             return NoHandle.UNKNOWN
+        if info is None or b"Pid:\t%d\n" % incarnation.pid not in info:
+            # -1: it is dead and reaped.
+            return NoHandle.GONE if info and b"Pid:\t-1\n" in info else NoHandle.UNKNOWN
         if row is None or not row.is_alive or row.start != incarnation.start:
             return NoHandle.GONE
         return None
