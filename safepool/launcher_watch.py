@@ -52,7 +52,9 @@ class LauncherWatch:
         return frozenset(each.incarnation for each in self._launchers.values())
 
     def attach(self, launcher_id: int, incarnation: Incarnation, grace: float) -> None:
-        """Watch a launcher; one that is gone already needs none."""
+        """Watch a launcher; one that is gone already needs none, nor one that is known."""
+        if launcher_id in self._launchers:
+            return
         try:
             pidfd = os.pidfd_open(incarnation.pid)
         except ProcessLookupError:

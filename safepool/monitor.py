@@ -18,38 +18,20 @@ import select
 import socket
 import sys
 import threading
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.errors import ProtectionError
 from safepool.launcher_link import LauncherLink
 from safepool.loop import signals_blocked
-from safepool.sidecar_link import SidecarLink, executable, start_sidecar
-from safepool.surroundings import credentials
+from safepool.sidecar_keeper import SidecarKeeper
+from safepool.sidecar_link import SidecarLink
 from safepool.voice import Voice
 
 if TYPE_CHECKING:
     from safepool.run import Run
-
-PROTECTION_VARIABLE = "SAFEPOOL_PROTECTION"
-"""Set to "warn", a sidecar that cannot start is a warning instead of an error."""
-
-_FAST_DEATHS = 4
-"""Sidecars in a row that may be killed before they are armed; then the run is unprotected.
-One that ends by itself is broken, and so would the next be."""
-
-
-def tolerates_degraded() -> bool:
-    """Did the user ask for a warning instead of an error?"""
-    return os.environ.get(PROTECTION_VARIABLE, "require") == "warn"
-
-
-_RETRY_AFTER = 0.2
-_RETRY_FOR = 20.0
-"""Seconds between attempts, and in all, to replace a sidecar when the system refuses it."""
 
 _MOST_FAILURES = 10
 
@@ -62,40 +44,27 @@ class Monitor:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._sidecar: SidecarLink | None = None
         self._links: dict[int, LauncherLink] = {}
         self._lost: dict[int, LauncherLink] = {}
         self._lock = threading.RLock()
         self._bell_out, self._bell_in = socket.socketpair()
-        self._early_deaths = 0
         self._has_begun = False
-        self._was_armed = False
         self._is_over = False
         self._thread_done = threading.Event()
         self._thread_done.set()
-        self._retry_at: float | None = None
-        self._retry_until = 0.0
         self._voice = Voice()
         self.quiet = self._voice.quiet
-        self.armed = threading.Event()
-        self.failure = ""
+        self.sidecar = SidecarKeeper(run, self._brief, self._let_go, self._voice.say)
 
     # -- the sidecar ---------------------------------------------------------------------
 
     def ensure_sidecar(self) -> None:
-        """Start the sidecar and the thread, once. Raises ProtectionError."""
+        """Start the thread and the sidecar, once. Raises ProtectionError."""
         with self._lock:
             if not self._has_begun:
                 self._start_thread()
-            if self._sidecar is not None or self._retry_at is not None or self.failure:
-                return
-            try:
-                self._sidecar = start_sidecar(self._run)
-            except ProtectionError as error:
-                if not tolerates_degraded():
-                    raise
-                self.fail(str(error))
-            self.ring()
+            self.sidecar.ensure()
+        self.ring()
 
     def _start_thread(self) -> None:
         self._thread_done.clear()
@@ -108,61 +77,33 @@ class Monitor:
             raise ProtectionError(f"the run cannot be watched: {error}") from error
         self._has_begun = True
 
-    @property
-    def is_watched(self) -> bool:
-        """Is there a sidecar that has said that it watches?"""
-        return self._sidecar is not None and self._sidecar.is_armed
+    def _brief(self) -> None:
+        """Tell a new sidecar what there is to watch, and to sweep."""
+        for link in list(self._links.values()):
+            self.attach(link)
+        for launcher_id, link in list(self._lost.items()):
+            self._tell("lost", launcher_id, sorted([*link.numbers]))
 
-    def fail(self, reason: str) -> None:
-        """The run cannot be protected: say so, once, and let go of everything."""
-        with self._lock:
-            if self.failure:
-                return
-            self.failure = reason
-            links = list(self._links.values())
-        self.armed.set()
-        if tolerates_degraded():
-            self._voice.say("warning", f"{reason}; going on with degraded protection, as asked")
-            return
-        self._voice.say("error", f"{reason}; ending what was started")
-        for link in links:
+    def _let_go(self) -> None:
+        """The run has failed: end what was started."""
+        for link in list(self._links.values()):
             self.release(link)
-
-    def check_sidecar(self) -> None:
-        """Before something depends on the sidecar: is it alive, and still of our user?
-
-        If not, ``armed`` is off until its successor is there.
-        """
-        with self._lock:
-            sidecar = self._sidecar
-            if sidecar is None:
-                return
-            if sidecar.credentials != credentials():
-                # The process has changed its user: what the old sidecar starts has the old one.
-                sidecar.say(encode("yield"), [])
-            elif not sidecar.has_ended():
-                return
-            self.armed.clear()
-            self.ring()
 
     def attach(self, link: LauncherLink) -> None:
         """Have the sidecar watch a launcher."""
         name = link.incarnation
         if name is not None:
-            self._say(encode("attach", link.launcher_id, name.pid, name.start, link.grace), [])
+            self._tell("attach", link.launcher_id, name.pid, name.start, link.grace)
 
     def launch(self, link: LauncherLink, method: str, control_fd: int, blob: int) -> None:
         """Have the sidecar fork a launcher. If it is killed just now, the link is lost."""
         message = encode("launch", link.launcher_id, method, link.grace)
-        self._say(message, [control_fd, blob])
+        self.sidecar.tell(message, [control_fd, blob])
+        self.ring()
 
-    def _say(self, message: bytes, fds: list[int]) -> None:
-        """Tell the sidecar; if it is gone its successor is told what it needs."""
-        with self._lock:
-            if self._sidecar is not None:
-                self._sidecar.say(message, fds)
-                if self._sidecar.waiting:
-                    self.ring()
+    def _tell(self, *message: Any) -> None:
+        self.sidecar.tell(encode(*message), [])
+        self.ring()
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -198,7 +139,7 @@ class Monitor:
         )
         with self._lock:
             self._lost[link.launcher_id] = link
-            self._say(encode("lost", link.launcher_id, sorted([*link.numbers])), [])
+            self._tell("lost", link.launcher_id, sorted([*link.numbers]))
 
     # -- the thread ----------------------------------------------------------------------
 
@@ -214,14 +155,16 @@ class Monitor:
                     sys.excepthook(*sys.exc_info())
                     failures += 1
                     if failures >= _MOST_FAILURES:
-                        self.fail("the monitor of the run fails again and again, see stderr")
+                        self.sidecar.fail(
+                            "the monitor of the run fails again and again, see stderr"
+                        )
                         return
         finally:
             self._thread_done.set()
 
     def _serve_once(self) -> None:
         with self._lock:
-            sidecar = self._sidecar
+            sidecar = self.sidecar.link
             links = {
                 link.control.fileno(): link
                 for link in self._links.values()
@@ -230,7 +173,7 @@ class Monitor:
         poll = select.poll()
         bell = self._bell_out.fileno()
         poll.register(bell, select.POLLIN)
-        if sidecar is not None:
+        if sidecar is not None and sidecar.control.fileno() >= 0:
             waits = select.POLLOUT if sidecar.waiting else 0
             poll.register(sidecar.control, select.POLLIN | waits)
         for fd in links:
@@ -238,7 +181,7 @@ class Monitor:
         tracker = self._run.tracker.reader
         if tracker >= 0:
             poll.register(tracker, select.POLLIN)
-        for fd, event in poll.poll(self._patience()):
+        for fd, event in poll.poll(self.sidecar.patience()):
             if fd == bell:
                 self._bell_out.recv(4096)
             elif fd == tracker:
@@ -247,19 +190,10 @@ class Monitor:
                 self._check_link(links[fd])
             elif sidecar is not None and not self._is_over:
                 if event & select.POLLOUT:
-                    with self._lock:
-                        sidecar.flush()
+                    self.sidecar.flush()
                 if event & ~select.POLLOUT:
                     self._hear(sidecar)
-
-        if self._retry_at is not None and time.monotonic() >= self._retry_at:
-            self._replace_sidecar()
-
-    def _patience(self) -> float | None:
-        """Milliseconds until a sidecar is to be tried for again; None: for ever."""
-        if self._retry_at is None:
-            return None
-        return max(0.0, self._retry_at - time.monotonic()) * 1000
+        self.sidecar.retry()
 
     def _check_link(self, link: LauncherLink) -> None:
         """Hear a launcher's farewell, or the end of one that said none: it was killed."""
@@ -283,13 +217,11 @@ class Monitor:
         except (OSError, WireError):
             message = None
         if message is None:
-            self._sidecar_ended(sidecar)
+            self.sidecar.note_end(sidecar)
             return
         word, *fields = message
         if word == "armed":
-            sidecar.is_armed = self._was_armed = True
-            self._early_deaths = 0
-            self.armed.set()
+            self.sidecar.note_armed(sidecar)
             if fields[2]:
                 self._voice.say("warning", f"the registry does not name the sidecar: {fields[2]}")
         elif word == "launched":
@@ -316,52 +248,6 @@ class Monitor:
         if link is not None:
             link.swept.set()
 
-    def _sidecar_ended(self, sidecar: SidecarLink) -> None:
-        """Reap it and put a new one in its place, unless that is hopeless."""
-        with self._lock:
-            if self._is_over:
-                return
-            self._sidecar = None
-            self.armed.clear()
-        code = sidecar.reap()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
-        if not sidecar.is_armed:
-            self._early_deaths += 1
-            was_killed = code is None or code < 0
-            if self._early_deaths >= _FAST_DEATHS or not (was_killed or self._was_armed):
-                self.fail(
-                    f"the sidecar ended before it could watch ({how}); it was started with "
-                    f"{executable()!r} and wrote to stderr what it knows"
-                )
-                return
-        self._voice.say(
-            "warning", f"sidecar {sidecar.pid} ended ({how}); a new one takes its place"
-        )
-        self._retry_until = time.monotonic() + _RETRY_FOR
-        self._replace_sidecar()
-
-    def _replace_sidecar(self) -> None:
-        """Start a new sidecar and tell it all; where that fails for now, try again soon."""
-        self._retry_at = None
-        with self._lock:
-            if self._sidecar is not None:
-                return  # whoever needed one meanwhile has started it
-        try:
-            replacement = start_sidecar(self._run)
-        except ProtectionError as error:
-            now = time.monotonic()
-            if now >= self._retry_until:
-                self.fail(str(error))
-            else:
-                self._retry_at = now + _RETRY_AFTER
-            return
-        with self._lock:
-            self._sidecar = replacement
-            for link in self._links.values():
-                self.attach(link)
-            for launcher_id, link in self._lost.items():
-                self._say(encode("lost", launcher_id, sorted(link.numbers)), [])
-
     # -- the end -------------------------------------------------------------------------
 
     def shut_down(self, timeout: float) -> None:
@@ -370,46 +256,21 @@ class Monitor:
             links = list(self._links.values())
         for link in links:
             self.release(link)
-        with self._lock:
-            self._is_over = True
-            sidecar, self._sidecar = self._sidecar, None
+        self._is_over = True
         self.ring()
-        if self._has_begun:
-            self._thread_done.wait(timeout)
-        if sidecar is not None:
-            self._dismiss(sidecar, timeout)
+        self._thread_done.wait(timeout)
+        self.sidecar.dismiss(timeout)
+        self._voice.wait(_LAST_WORDS)
         for link in links:
             link.drop()
         self._close_bell()
-
-    def _dismiss(self, sidecar: SidecarLink, timeout: float) -> None:
-        """Say goodbye, log its last words, reap it; if it takes too long it ends by itself."""
-        deadline = time.monotonic() + timeout
-        if not sidecar.say(encode("retire"), []):
-            sidecar.reap()
-            return
-        poll = select.poll()
-        poll.register(sidecar.control, select.POLLIN)
-        while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            try:
-                data = sidecar.control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
-            except OSError:
-                break
-            if not data:
-                break
-            word, *fields = decode(data)
-            if word == "log":
-                self._voice.say(*fields)
-        sidecar.reap()
-        self._voice.wait(_LAST_WORDS)
 
     def forget(self) -> None:
         """In a forked child: close what is the owner's. No lock: its holder may not exist here."""
         self._is_over = True
         for link in [*self._links.values(), *self._lost.values()]:
             link.drop()
-        if self._sidecar is not None:
-            self._sidecar.control.close()
+        self.sidecar.drop()
         self._close_bell()
 
     def _close_bell(self) -> None:

@@ -42,8 +42,9 @@ from safepool.errors import ProtectionError
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost, ticks
 from safepool.launcher_link import LauncherLink
-from safepool.monitor import Monitor, tolerates_degraded
+from safepool.monitor import Monitor
 from safepool.preload import gather_settings, write_settings
+from safepool.sidecar_keeper import tolerates_degraded
 from safepool.tracker import LazyTracker
 
 ARM_TIMEOUT = 30.0
@@ -138,7 +139,7 @@ class Run:
         Raises ProtectionError with the reason.
         """
         self.monitor.ensure_sidecar()
-        if wait and not self.monitor.armed.wait(ARM_TIMEOUT):
+        if wait and not self.monitor.sidecar.armed.wait(ARM_TIMEOUT):
             raise ProtectionError(
                 f"the sidecar did not answer within {ARM_TIMEOUT:g} s; is it stopped, or the "
                 "machine overloaded? The next start tries again"
@@ -147,15 +148,15 @@ class Run:
 
     def check(self) -> None:
         """Raise ProtectionError if the run is known to be unprotected."""
-        reason = self.monitor.failure
+        reason = self.monitor.sidecar.failure
         if reason and not tolerates_degraded():
             raise ProtectionError(reason)
 
     @property
     def protection(self) -> Protection:
         """What protects the run now."""
-        reason = self.monitor.failure
-        return Protection(sidecar=self.monitor.is_watched, launcher=True, reason=reason)
+        reason = self.monitor.sidecar.failure
+        return Protection(sidecar=self.monitor.sidecar.is_watched, launcher=True, reason=reason)
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Run:
     ) -> LauncherLink:
         """Have the sidecar fork a launcher for spawn or forkserver."""
         self._check_not_over()
-        self.monitor.check_sidecar()
+        self.monitor.sidecar.check()
         self.protect(wait=True)
         launcher_id = next(self._launcher_ids)
         with ExitStack() as undo:
@@ -266,7 +267,7 @@ class Run:
         self._is_over = True
         self.monitor.shut_down(_RETIRE_TIMEOUT)
         self.tracker.close()
-        if self.monitor.failure:
+        if self.monitor.sidecar.failure:
             self.files.retire()  # there was no sidecar that could have done so
         self.files.close()
         self.reports.close()

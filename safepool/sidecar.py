@@ -22,6 +22,7 @@ import os
 import socket
 import time
 from enum import Enum
+from functools import partial
 from typing import Any, NoReturn
 
 from safepool import launcher, loop, registry
@@ -32,21 +33,12 @@ from safepool.bootstrap import (
     set_tag,
     write_oom_score,
 )
-from safepool.core.identity import Incarnation, Snapshot
+from safepool.core import wire
+from safepool.core.identity import Incarnation
 from safepool.core.lineage import helper_tag
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Member
-from safepool.core.wire import (
-    CONTROL,
-    MAX_MESSAGE,
-    OWNER,
-    REPORTERS,
-    REPORTS,
-    WireError,
-    decode,
-    encode,
-)
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
 from safepool.launcher_watch import LauncherWatch
@@ -102,10 +94,10 @@ class Sidecar:
         prctl.set_name("safepool-sidecar")
         self._children = children
         self._host = LinuxHost()
-        self._control: socket.socket | None = socket.socket(fileno=CONTROL)
-        self._reports = socket.socket(fileno=REPORTS)
-        self._reporters = socket.socket(fileno=REPORTERS)
-        for fd in (CONTROL, OWNER, REPORTS, REPORTERS):
+        self._control: socket.socket | None = socket.socket(fileno=wire.CONTROL)
+        self._reports = socket.socket(fileno=wire.REPORTS)
+        self._reporters = socket.socket(fileno=wire.REPORTERS)
+        for fd in (wire.CONTROL, wire.OWNER, wire.REPORTS, wire.REPORTERS):
             os.set_inheritable(fd, False)
         self._watches_owner = True
         self._tasks: list[SweepTask] = []
@@ -118,12 +110,12 @@ class Sidecar:
 
     def _hear_hello(self) -> None:
         assert self._control is not None
-        data = self._control.recv(MAX_MESSAGE)
+        data = self._control.recv(wire.MAX_MESSAGE)
         if not data:
             raise _NoOwnerError
-        word, run_id, mark, owner_pid, owner_start, folder, grace, began = decode(data)
+        word, run_id, mark, owner_pid, owner_start, folder, grace, began = wire.decode(data)
         if word != "hello":
-            raise WireError(f"expected hello, got {word!r}")
+            raise wire.WireError(f"expected hello, got {word!r}")
         self._run_id, self._mark, self._began = run_id, mark, began
         self._owner = Incarnation(owner_pid, owner_start)
         me = self._host.incarnation(os.getpid())
@@ -145,9 +137,9 @@ class Sidecar:
         while self._phase not in (_Phase.FINISHED, _Phase.YIELDED):
             ready = self._children.wait(self._watched(), self._wake_at())
             loop.reap()
-            if self._control is not None and CONTROL in ready:
+            if self._control is not None and wire.CONTROL in ready:
                 self._take_requests()
-            if OWNER in ready:
+            if wire.OWNER in ready:
                 self._watches_owner = False
                 self._owner_ended()
             self._hear_reports()
@@ -162,11 +154,11 @@ class Sidecar:
     def _watched(self) -> list[int]:
         fds = self._launchers.pidfds()
         fds += [fd for task in self._all_tasks() for fd in task.sweep.watched]
-        fds.append(REPORTS)
+        fds.append(wire.REPORTS)
         if self._watches_owner:
-            fds.append(OWNER)
+            fds.append(wire.OWNER)
         if self._control is not None:
-            fds.append(CONTROL)
+            fds.append(wire.CONTROL)
         return fds
 
     def _beat(self) -> None:
@@ -202,8 +194,8 @@ class Sidecar:
                 self._owner_ended()
                 return
             try:
-                word, *fields = decode(data)
-            except WireError as error:
+                word, *fields = wire.decode(data)
+            except wire.WireError as error:
                 self._note("error", f"a request was not understood: {error}")
                 continue
             self._obey(word, fields, fds)
@@ -255,7 +247,7 @@ class Sidecar:
                 method,
                 socket.socket(fileno=fds[0]),
                 self._reporters,
-                OWNER,
+                wire.OWNER,
                 fds[1],
                 self._me.pid,
             )
@@ -276,12 +268,12 @@ class Sidecar:
     def _hear_reports(self) -> None:
         while True:
             try:
-                word, launcher_id, *rest = decode(
-                    self._reports.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+                word, launcher_id, *rest = wire.decode(
+                    self._reports.recv(wire.MAX_MESSAGE, socket.MSG_DONTWAIT)
                 )
             except BlockingIOError:
                 return
-            except (OSError, WireError) as error:
+            except (OSError, wire.WireError) as error:
                 self._note("error", f"a report was lost: {error}")
                 return
             if word == "retired":
@@ -298,12 +290,9 @@ class Sidecar:
             born_from=self._began,
             spare=self._spared(),
         )
-        sweep = Sweep(
-            self._host, target, StopPolicy(self._launchers.grace), self._look, own=self._me
-        )
-        self._tasks.append(
-            SweepTask(sweep, "its launcher was killed", lambda _: self._say("swept", launcher_id))
-        )
+        sweep = self._sweep(target, self._launchers.grace)
+        why = "its launcher was killed"
+        self._tasks.append(SweepTask(sweep, why, lambda _: self._say("swept", launcher_id)))
 
     # -- the end -------------------------------------------------------------------------
 
@@ -326,18 +315,17 @@ class Sidecar:
             born_from=self._began,
             spare=self._spared(),
         )
-        policy = StopPolicy(self._launchers.grace + _LATER)
         closed = self._phase is _Phase.RETIRING
         why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
-        self._final = SweepTask(
-            Sweep(self._host, target, policy, self._look, own=self._me), why, lambda _: None
-        )
+        sweep = self._sweep(target, self._launchers.grace + _LATER)
+        self._final = SweepTask(sweep, why, lambda _: None)
+
+    def _sweep(self, target: Target, grace: float) -> Sweep:
+        look = partial(self._host.look_all, tags=True)
+        return Sweep(self._host, target, StopPolicy(grace), look, own=self._me)
 
     def _spared(self) -> frozenset[Incarnation]:
         return frozenset({self._me, self._owner})
-
-    def _look(self) -> Snapshot:
-        return self._host.look_all(tags=True)
 
     def _advance(self) -> None:
         for task in self._all_tasks():
@@ -395,7 +383,7 @@ class Sidecar:
         if self._control is None:
             return
         try:
-            self._control.send(encode(*message), socket.MSG_DONTWAIT)
+            self._control.send(wire.encode(*message), socket.MSG_DONTWAIT)
         except OSError:
             # A full or closed socket: the log file has it as well.
             return

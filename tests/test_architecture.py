@@ -38,13 +38,15 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.registry.look", "safepool.registry"),
     ("safepool.sweeper", "safepool.payload"),
     # What runs in workers, launchers and the sidecar.
-    ("safepool.loop", "safepool.telling", "safepool.preload", "safepool.bootstrap"),
+    ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
+    ("safepool.preload", "safepool.bootstrap"),
     ("safepool.service",),
     ("safepool.roster", "safepool.launcher_watch", "safepool.leftovers"),
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.
-    ("safepool.launcher_link", "safepool.sidecar_link", "safepool.tracker", "safepool.voice"),
+    ("safepool.launcher_link", "safepool.tracker", "safepool.voice"),
+    ("safepool.sidecar_link", "safepool.sidecar_keeper"),
     ("safepool.monitor",),
     ("safepool.run",),
     ("safepool.process",),

@@ -142,7 +142,6 @@ def test_a_stranger_with_the_very_pid_of_the_dead_owner(method: str, jail: Jail)
 
 SHELLS = """
 import os, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def say(word):
     with open(os.environ["TELL"], "a") as tell:
@@ -253,7 +252,7 @@ SLOW = """
 
     def initialize():
         say("initializing")
-        time.sleep(6)
+        time.sleep(5)
 
     if __name__ == "__main__":
         with get_context(sys.argv[1]).Pool(1, initialize) as pool:
