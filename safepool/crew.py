@@ -61,7 +61,7 @@ class Crew:
             self.start()
         except Exception as error:
             self._start_error = error
-            self._ledger.start_failed()
+            self._ledger.start_failed(time.monotonic())
 
     def why_broken(self, failures: int) -> BaseException:
         """The reason why no worker comes up."""

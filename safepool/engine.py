@@ -21,6 +21,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from multiprocessing import util
 from typing import Any
@@ -39,6 +40,9 @@ _log = logging.getLogger("safepool")
 
 _SLACK = 1.0
 """Seconds beyond grace and kill timeout until the engine stops waiting for a worker's end."""
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -79,11 +83,16 @@ class Engine:
             self._watch.add(self._inbox.fileno(), lambda _events: self._inbox.hear())
             for _ in range(self._size):
                 self._crew.start()
-            self._finalizer = util.Finalize(None, self.terminate, exitpriority=15)
+            self._finalizer = util.Finalize(None, self._terminate_at_exit, exitpriority=15)
+            _engines.add(self)
             # Signals are for the program's own threads.
             with signals_blocked():
                 self._thread.start()
         except BaseException:
+            if self._thread.is_alive():
+                # Only one thread may bury the workers, and it is that one.
+                self.terminate()
+                raise
             self._ledger.terminated()
             self._crew.signal_all()
             self._end(time.monotonic() + self._patience)
@@ -120,6 +129,12 @@ class Engine:
     def stop(self) -> None:
         """End everything; does not wait. May be called at any instruction of any thread."""
         self._post(self._on_stop)
+
+    def _terminate_at_exit(self) -> None:
+        """At the interpreter's exit: ask all pools first, so that their graces run side by side."""
+        for engine in list(_engines):
+            engine.stop()
+        self.terminate()
 
     def terminate(self) -> None:
         """End everything and wait for that, at most grace and kill timeout and a little more."""

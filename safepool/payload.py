@@ -23,6 +23,7 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Mapping
+from importlib.machinery import BuiltinImporter
 from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -114,6 +115,8 @@ def main_is_importable(method: str) -> bool:
     if name is not None:
         # multiprocessing does not import the __main__.py of a package, folder or archive again.
         return bool(name.rpartition(".")[2] != "__main__")
+    if getattr(main, "__loader__", None) is BuiltinImporter:
+        return False  # -c, standard input, a prompt: whatever __file__ was set to
     # Standard input has a __file__, too, of a name that is no file; ipython's is its own.
     path = str(getattr(main, "__file__", None) or "")
     return os.path.isfile(path) and os.path.basename(path) != "ipython"
@@ -126,9 +129,8 @@ def preparation_data(name: str) -> dict[str, Any]:
     RuntimeError, with multiprocessing's advice, while a worker imports its main module.
     """
     data: dict[str, Any] = spawn.get_preparation_data(name)
-    path = data.get("init_main_from_path")
-    if path is not None and not os.path.isfile(path):
-        del data["init_main_from_path"]
+    if not main_is_importable("spawn"):
+        data.pop("init_main_from_path", None)
     return data
 
 

@@ -27,6 +27,7 @@ class LauncherSettings:
     main_path: str | None = None
     sys_path: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 def gather_settings(method: str, idle_after: float | None) -> LauncherSettings:
@@ -45,6 +46,7 @@ def gather_settings(method: str, idle_after: float | None) -> LauncherSettings:
         # Some programs put Path objects there; CPython 3.14 stumbles over them.
         sys_path=tuple(os.fspath(entry) for entry in data["sys_path"]),
         environment=tuple(os.environ.items()),
+        arguments=tuple(sys.argv),
     )
 
 
@@ -56,6 +58,7 @@ def write_settings(settings: LauncherSettings) -> int:
         settings.main_path,
         settings.sys_path,
         settings.environment,
+        settings.arguments,
     )
     fd = os.memfd_create("safepool-launcher", os.MFD_CLOEXEC)
     try:
@@ -81,6 +84,7 @@ def preload(settings: LauncherSettings) -> None:
 
     sys.path[:] = settings.sys_path
     os.environ.update(settings.environment)
+    sys.argv[:] = settings.arguments
     if "__main__" in settings.modules and settings.main_path is not None:
         current = process.current_process()
         current._inheriting = True  # type: ignore[attr-defined]

@@ -57,6 +57,7 @@ class SafePopen:
         self._source = process._source
         self._grace = checked_grace(process.grace)
         self._own_link = False
+        self._kept: object = None
         self._run = run.current()
         self._link, self._worker = self._launch(process)
         self.pid = self._worker.incarnation.pid
@@ -96,6 +97,7 @@ class SafePopen:
             self.returncode = _LOST_CODE
             return
         self.returncode = status.code
+        self._kept = None
         self._link.numbers.discard(self._worker.number)
         if self._own_link:
             self._run.monitor.release(self._link)
@@ -146,6 +148,9 @@ class SpawnSafePopen(SafePopen):
     method = "spawn"
 
     def _launch(self, process: SafeBase) -> tuple[LauncherLink, StartedWorker]:
+        # Semaphores among the arguments are unlinked when the last reference here is gone; the
+        # worker has to find them first.
+        self._kept = (process._target, process._args, process._kwargs)
         preparation = payload.preparation_data(process.name)
         by_value = not payload.main_is_importable(self.method)
         mp_context.set_spawning_popen(self)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ from safepool.launcher_link import LauncherLink
 from safepool.monitor import Monitor
 from safepool.preload import gather_settings, write_settings
 from safepool.sidecar_keeper import tolerates_degraded
-from safepool.tracker import LazyTracker
+from safepool.tracker import LazyTracker, share_tracker
 
 ARM_TIMEOUT = 30.0
 """Seconds that a sidecar may take to say that it watches."""
@@ -205,13 +205,15 @@ class Run:
             pidfd = os.dup(self.pidfd)
             undo.callback(os.close, pidfd)
             reporters = undo.enter_context(self.reporters.dup())
+            tracker = os.dup(self.tracker.descriptor())
+            undo.callback(os.close, tracker)
             old_mask = undo.enter_context(loop.signals_blocked())
             with self.monitor.quiet():
                 pid = _fork()
                 if pid == 0:
                     # Here, not further out: the child must not leave any block of the owner's.
                     ours.close()
-                    _be_launcher(config, theirs, reporters, pidfd, make, old_mask)
+                    _be_launcher(config, theirs, reporters, pidfd, tracker, make, old_mask)
             link = LauncherLink(config.launcher_id, ours, config.grace, pid)
             link.incarnation = loop.name_of(LinuxHost(), pid)
             self.monitor.watch(link)
@@ -355,12 +357,14 @@ def _be_launcher(
     control: socket.socket,
     reporters: socket.socket,
     pidfd: int,
+    tracker: int,
     make: MakeProcess,
     owner_mask: Iterable[int],
 ) -> NoReturn:
     """In the fork: be the launcher, whatever happens; never return into the owner's code."""
 
     def be_worker(request: StartRequest, parentage: Parentage) -> NoReturn:
+        share_tracker(tracker)
         run_process(make(request), os.dup(parentage.owner_pidfd))
 
     def be_launcher() -> None:

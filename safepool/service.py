@@ -34,6 +34,7 @@ from safepool.core import frames
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
+_AFTER_INTERRUPT = 0.5
 
 
 def serve(
@@ -81,10 +82,12 @@ class _Interrupts:
 
     def __init__(self) -> None:
         self.in_task = False
+        self.hit = False
 
     def __call__(self, _signal: int, _frame: object) -> None:
         if self.in_task:
             self.in_task = False
+            self.hit = True
             raise KeyboardInterrupt
 
 
@@ -159,6 +162,18 @@ class _Service:
                 self._do_call(number, task)
             else:
                 self._do_chunk(number, task)
+            if self._interrupts.hit:
+                self._interrupts.hit = False
+                self._await_the_owner()
+
+    def _await_the_owner(self) -> None:
+        """After Ctrl-C in a task: the owner got it, too, and most owners end the pool then.
+
+        So nothing new is begun for a moment, unless the owner sends something.
+        """
+        poll = select.poll()
+        poll.register(self._conn, select.POLLIN)
+        poll.poll(_AFTER_INTERRUPT * 1000)
 
     def send(self, kind: int, number: int, item: int, body: bytes) -> None:
         """Send one frame; waits while the owner is busy."""
@@ -281,7 +296,9 @@ def _dumps(value: Any, *, by_value: bool) -> bytes:
     try:
         return payload.dumps_plain(value)
     except Exception as reason:
-        if not (by_value and "__main__" in str(reason)):
+        # A lambda that came by value may have brought its own copy of a class along.
+        is_a_copy = "not the same object as __main__" in str(reason)
+        if not is_a_copy and not (by_value and "__main__" in str(reason)):
             raise
         return payload.dumps_by_value(value)
 

@@ -49,15 +49,17 @@ class SidecarLink:
     def flush(self) -> bool:
         """Send what waits, as far as it goes without blocking; False when the sidecar is gone."""
         while self.waiting:
-            message, fds = self.waiting[0]
+            # Out first: whatever comes in between, nothing is sent twice.
+            message, fds = self.waiting.popleft()
             try:
                 send(self.control, message, fds)
             except BlockingIOError:
+                self.waiting.appendleft((message, fds))
                 return True
             except OSError:
+                close_all(fds)
                 self.drop_waiting()
                 return False
-            self.waiting.popleft()
             close_all(fds)
         return True
 

@@ -52,22 +52,22 @@ class LazyTracker:
         """Start the tracker on our pipe, and leave everything else to the standard library."""
         stock: Any = resource_tracker._resource_tracker
         with self._lock:
+            if self._reader >= 0:
+                reader, self._reader = self._reader, -1
+                writer, self._writer = self._writer, -1
+                try:
+                    pid = _start(reader)
+                except BaseException:
+                    os.close(writer)
+                    raise
+                finally:
+                    os.close(reader)
+                if stock._fd is None:
+                    stock._fd, stock._pid = writer, pid
+                # Else the program reached past us and has a second one; ours ends with its workers.
+            # Only now: who asked in the meantime has waited for the lock, and starts no other.
             vars(stock).pop("ensure_running", None)
-            if self._reader < 0:
-                stock.ensure_running()
-                return
-            reader, self._reader = self._reader, -1
-            writer, self._writer = self._writer, -1
-            try:
-                pid = _start(reader)
-            except BaseException:
-                os.close(writer)
-                raise
-            finally:
-                os.close(reader)
-            if stock._fd is None:
-                stock._fd, stock._pid = writer, pid
-            # Else the program reached past us and has a second one; ours ends with its workers.
+        stock.ensure_running()
 
     def forget(self) -> None:
         """In a forked child: its tracker is its own affair. No lock: see ``close``."""
@@ -82,6 +82,13 @@ class LazyTracker:
                 os.close(self._reader)
                 os.close(self._writer)
                 self._reader = self._writer = -1
+
+
+def share_tracker(descriptor: int) -> None:
+    """In a worker: register with the owner's tracker, not with one of our own, which would
+    unlink at our end what we have only attached."""
+    stock: Any = resource_tracker._resource_tracker
+    stock._fd, stock._pid = descriptor, None
 
 
 def _start(reader: int) -> int:

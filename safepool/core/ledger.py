@@ -27,6 +27,8 @@ from safepool.core.values import dataclass
 
 QUICK = 0.005
 STALLED = 0.005
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
+"""Seconds between attempts to start a worker when the system refuses: doubled each time."""
 MOST_UNITS = 64
 MOST_BYTES = 1 << 16
 
@@ -135,6 +137,8 @@ class Ledger(Generic[U]):
         self._unresolved = 0
         self._sources = 0
         self._failures = 0
+        self._refusals = 0
+        self._start_again_at = 0.0
         self._closed = False
         self._ended = False
         self._finished = False
@@ -159,9 +163,10 @@ class Ledger(Generic[U]):
         """A worker process exists; it is not ready yet."""
         self._seats[worker] = _Seat()
 
-    def start_failed(self) -> None:
-        """A worker process could not be made."""
-        self._failures += 1
+    def start_failed(self, now: float) -> None:
+        """A worker process could not be made: the system refused it, perhaps not for long."""
+        self._refusals += 1
+        self._start_again_at = now + min(LONGEST_PAUSE, SHORTEST_PAUSE * 2**self._refusals)
 
     def ready(self, worker: int, now: float) -> None:
         """A worker is past its initializer."""
@@ -169,6 +174,7 @@ class Ledger(Generic[U]):
         seat.ready = True
         seat.since = now
         self._failures = 0
+        self._refusals = 0
 
     def unit(self, worker: int, number: int) -> U | None:
         """The unit of this number if the worker has it."""
@@ -244,9 +250,13 @@ class Ledger(Generic[U]):
         """What to do now. Call it again until it is empty: the answers to TakeBack and Start
         are events."""
         commands: list[Command[U]] = []
-        if not self._ended and self._failures >= self._processes + 2:
+        failures = self._failures
+        if not any(seat.ready for seat in self._seats.values()):
+            # While others work, a refusal is no reason to give up.
+            failures += self._refusals
+        if not self._ended and failures >= self._processes + 2:
             self._ended = True
-            commands.append(Break(self._failures))
+            commands.append(Break(failures))
         if not self._ended:
             for seat in self._seats.values():
                 if seat.fresh:
@@ -256,7 +266,8 @@ class Ledger(Generic[U]):
                 self._hand_out(commands, now)
             self._retire(commands)
             missing = self._processes - len(self._seats)
-            if missing > 0 and not self._is_idle_for_good():
+            may_start = now >= self._start_again_at and not self._is_idle_for_good()
+            if missing > 0 and may_start:
                 commands.append(Start(missing))
         if self._closed and not self._seats and not self._finished and self._is_idle_for_good():
             self._finished = True
@@ -265,7 +276,11 @@ class Ledger(Generic[U]):
 
     def look_again_in(self, now: float) -> float | None:
         """Seconds until ``advance`` may want something although no event came; None: never."""
-        if self._ended or self._queue:
+        if self._ended:
+            return None
+        if len(self._seats) < self._processes and self._start_again_at > now:
+            return self._start_again_at - now
+        if self._queue:
             return None
         held = [seat.since for seat in self._seats.values() if len(seat.units) > 1]
         if not held or all(seat.units for seat in self._seats.values() if seat.ready):

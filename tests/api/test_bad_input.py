@@ -84,7 +84,7 @@ def test_wrong_arguments_of_a_pool(
         make(**{"processes": 1, **arguments})
 
 
-@pytest.mark.parametrize("context", ["fork", 5, object(), SafePool])
+@pytest.mark.parametrize("context", ["thread", 5, object(), SafePool])
 def test_a_wrong_context_is_named(context: Any) -> None:
     """What is no context is refused, and the message says which argument it was."""
     with pytest.raises((TypeError, ValueError), match="context"):

@@ -311,7 +311,7 @@ def test_a_manager_of_a_context_works_and_ends(method: str) -> None:
 def test_processes_mix_with_multiprocessings(method: str) -> None:
     """A queue of multiprocessing's goes to a safe process; ``wait`` takes its sentinel."""
     theirs = multiprocessing.get_context(method)
-    queue = theirs.SimpleQueue()
+    queue: Any = theirs.SimpleQueue()
     process = safepool.get_context(method).Process(target=work.put, args=(queue, "mixed"))
     process.start()
     assert safepool.connection.wait([queue._reader], 30)

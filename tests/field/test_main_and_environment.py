@@ -267,11 +267,7 @@ if __name__ == "__main__":
 """
 
 
-UNFLUSHED_YET = pytest.mark.xfail(reason="a pool's launcher is forked with unflushed buffers")
-
-
-@pytest.mark.parametrize("how", [pytest.param("fork", marks=UNFLUSHED_YET), "spawn", "forkserver"])
-def test_buffered_output_is_written_once(how: str, jail: Jail) -> None:
+def test_buffered_output_is_written_once(method: str, jail: Jail) -> None:
     """What the owner had printed but not flushed when workers were made appears once.
 
     Seen in the wild: https://github.com/python/cpython/issues/98552
@@ -280,7 +276,7 @@ def test_buffered_output_is_written_once(how: str, jail: Jail) -> None:
     path.write_text(UNFLUSHED)
     environment = {k: v for k, v in jail.environment.items() if k != "PYTHONUNBUFFERED"}
     done = subprocess.run(
-        [sys.executable, path, how],
+        [sys.executable, path, method],
         env=environment,
         capture_output=True,
         text=True,
@@ -290,7 +286,7 @@ def test_buffered_output_is_written_once(how: str, jail: Jail) -> None:
     words = done.stdout.split(";")
     assert [words.count(word) for word in ("before", "between", "after")] == [1, 2, 1], words
     assert words.count("task") == 2 * (4 + 1), words
-    if how == "fork":
+    if method == "fork":
         assert words.count("main is imported") == 1, words
     else:
         # Once in the owner, and in each process that imports it; a fork server does so once.

@@ -70,7 +70,7 @@ class Model:
         if isinstance(command, Start):
             for _ in range(command.count):
                 if self.starts_fail:
-                    self.ledger.start_failed()
+                    self.ledger.start_failed(self.now)
                     continue
                 self.next_worker += 1
                 self.workers[self.next_worker] = Worker()

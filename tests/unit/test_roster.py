@@ -62,7 +62,7 @@ class Launcher:
 def launcher() -> Iterator[Launcher]:
     made = Launcher()
     yield made
-    made.turn(1)
+    made.roster.finish()
     os.close(made.reader)
 
 
@@ -98,7 +98,7 @@ def test_the_end_is_told_when_the_tree_is_gone_and_not_before(launcher: Launcher
 
 
 def test_a_signal_is_named_as_the_cause(launcher: Launcher) -> None:
-    """A killed worker's stray: the line says what killed the worker, even if the owner asked after."""
+    """What killed the worker is told, even if the owner asks for its end afterwards."""
     launcher.add_stray(20)
     launcher.die(-9)
     launcher.turn(1)

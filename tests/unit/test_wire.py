@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,7 @@ def test_garbage_is_no_message(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [(), (1,), ["word"], "word", None, {"word": 1}])
-def test_what_is_no_tuple_with_a_word_is_no_message(value: object) -> None:
+def test_what_is_no_tuple_with_a_word_is_no_message(value: Any) -> None:
     """Well-formed bytes that say something else are refused as well."""
     with pytest.raises(wire.WireError, match="begins with a word"):
         wire.decode(marshal.dumps(value))
