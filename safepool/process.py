@@ -19,6 +19,7 @@ Called by: :mod:`safepool.context`, users.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -163,7 +164,10 @@ class SpawnSafePopen(SafePopen):
             *util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
         ]
         tracker = self._run.tracker.descriptor()
-        blob = write_blob(dict(os.environ), arguments, surroundings.gather(), pickled)
+        # A pool's worker takes no Ctrl-C before its task loop has said what that means.
+        blocked = () if self._source is None else (signal.SIGINT,)
+        around = surroundings.gather(blocked)
+        blob = write_blob(dict(os.environ), arguments, around, pickled)
         try:
             return self._start(process.name, blob, tracker)
         finally:

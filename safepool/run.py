@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import socket
 import sys
 import threading
@@ -208,12 +209,14 @@ class Run:
             tracker = os.dup(self.tracker.descriptor())
             undo.callback(os.close, tracker)
             old_mask = undo.enter_context(loop.signals_blocked())
+            # A pool's worker takes no Ctrl-C before its task loop has said what that means.
+            mask = old_mask if config.one_shot else old_mask | {signal.SIGINT}
             with self.monitor.quiet():
                 pid = _fork()
                 if pid == 0:
                     # Here, not further out: the child must not leave any block of the owner's.
                     ours.close()
-                    _be_launcher(config, theirs, reporters, pidfd, tracker, make, old_mask)
+                    _be_launcher(config, theirs, reporters, pidfd, tracker, make, mask)
             link = LauncherLink(config.launcher_id, ours, config.grace, pid)
             link.incarnation = loop.name_of(LinuxHost(), pid)
             self.monitor.watch(link)

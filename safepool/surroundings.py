@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -32,15 +33,19 @@ def credentials() -> tuple[Any, ...]:
     return os.getresuid(), os.getresgid(), tuple(sorted(os.getgroups()))
 
 
-def gather() -> tuple[Any, ...]:
-    """Everything that :func:`put_on` takes, of this process and thread, for marshal."""
+def gather(blocked: Iterable[int] = ()) -> tuple[Any, ...]:
+    """Everything that :func:`put_on` takes, of this process and thread, for marshal.
+
+    ``blocked``: signals that the child shall have blocked besides.
+    """
     limits = tuple((number, resource.getrlimit(number)) for number in set(_LIMITS.values()))
     ignored = tuple(
         int(number)
         for number in signal.valid_signals()
         if signal.getsignal(number) is signal.SIG_IGN
     )
-    mask = tuple(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    own_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    mask = tuple({int(number) for number in (*own_mask, *blocked)})
     return (
         _umask(),
         limits,

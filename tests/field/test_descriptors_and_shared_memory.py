@@ -192,16 +192,12 @@ ATTACHED = """
             first.unlink()
 """
 
-OWN_TRACKERS = pytest.mark.xfail(
-    reason="a forked worker that is the first to need a resource tracker starts one of its own"
-)
-
 
 @pytest.mark.parametrize(
     ("how", "first"),
     [
         ("fork", "before"),
-        pytest.param("fork", "after", marks=OWN_TRACKERS),
+        ("fork", "after"),
         ("spawn", "before"),
         ("spawn", "after"),
         ("forkserver", "before"),
@@ -248,14 +244,9 @@ LOCKS = """
 """
 
 
-LET_GO = pytest.mark.xfail(
-    strict=False, reason="start() lets go of the arguments before the child has unpickled them"
-)
-
-
 @pytest.mark.parametrize(
     "how",
-    ["fork", pytest.param("spawn", marks=LET_GO), pytest.param("forkserver", marks=LET_GO)],
+    ["fork", "spawn", "forkserver"],
 )
 def test_a_lock_that_only_the_new_process_refers_to(how: str, jail: Jail) -> None:
     """``Process(args=(Lock(),)).start()`` and nothing kept: the child finds its lock.

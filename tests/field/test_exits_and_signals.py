@@ -103,9 +103,6 @@ BOOTSTRAP = """
 """
 
 
-@pytest.mark.xfail(
-    strict=False, reason="until the task loop runs, a spawned worker has Python's SIGINT handler"
-)
 def test_ctrl_c_while_workers_are_importing_the_main_module(jail: Jail, terminal: Terminal) -> None:
     """So early that no initializer could have ignored SIGINT yet: still one traceback.
 

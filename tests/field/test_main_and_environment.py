@@ -69,7 +69,6 @@ LAMBDA = """
 """
 
 
-@pytest.mark.xfail(reason="the lambda takes a copy of the class along, which pickle does not know")
 def test_a_lambda_that_makes_objects_of_the_main_module(jail: Jail) -> None:
     """What it returns arrives, whichever way function and class have travelled.
 
@@ -96,7 +95,6 @@ for method in ("fork", "spawn", "forkserver"):
 UNGUARDED = "import os\nopen('ran', 'a').write(f'{os.getpid()} ')\n"
 
 
-@pytest.mark.xfail(reason="whatever __file__ names is taken for the main module")
 def test_an_interactive_window_of_an_editor(jail: Jail) -> None:
     """A session whose ``__file__`` names an unguarded script: no worker runs that script.
 
@@ -183,10 +181,7 @@ INHERITED = """
 """
 
 
-PRELOADED = pytest.mark.xfail(reason="the main module is imported before sys.argv is set")
-
-
-@pytest.mark.parametrize("how", ["fork", "spawn", pytest.param("forkserver", marks=PRELOADED)])
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
 def test_what_workers_see_of_the_owners_state(how: str, jail: Jail) -> None:
     """Arguments, folder, path, flags, warnings and environment are the owner's of that moment.
 
