@@ -68,6 +68,10 @@ class SafePool:
             print(pool.map(len, ["a", "bb"]))
     """
 
+    # What __del__ asks for, should __init__ not even begin.
+    _state = INIT
+    _owner = 0
+
     def __init__(
         self,
         processes: int | None = None,
@@ -78,8 +82,6 @@ class SafePool:
         *,
         grace: float = DEFAULT_GRACE,
     ) -> None:
-        # First of all: __del__ needs them whatever is raised below.
-        self._state = INIT
         self._owner = os.getpid()
         processes = _usable_cpus() if processes is None else _integer("processes", processes)
         if processes < 1:

@@ -12,6 +12,7 @@ Called by: the launcher's loop.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -151,9 +152,9 @@ class Roster:
         code = worker.code or 0
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         for each in worker.sweeps:
-            pid = worker.incarnation.pid
-            why = "as asked" if each.asked else f"worker {pid} ended ({how})"
-            for level, text in describe(each.sweep, why, asked=each.asked):
+            asked = each.asked and _died_of(each.sweep, worker.incarnation, code)
+            why = "as asked" if asked else f"worker {worker.incarnation.pid} ended ({how})"
+            for level, text in describe(each.sweep, why, asked=asked):
                 self._tell(level, text)
 
     def _strike_off(self, worker: _Worker) -> None:
@@ -162,6 +163,18 @@ class Roster:
             send_status(worker.status_fd, Exited(worker.code))
         os.close(worker.status_fd)
         del self._workers[worker.number]
+
+
+def _died_of(sweep: Sweep, worker: Incarnation, code: int) -> bool:
+    """Was it the sweep that ended the worker? A request may come when it is dying already."""
+    sent = (
+        [p.last_signal for p in sweep.report.ended if p.incarnation == worker]
+        if sweep.report
+        else []
+    )
+    if not sent or sent[0] is None:
+        return False
+    return code >= 0 or signal.Signals(-code).name == sent[0].value
 
 
 def send_status(fd: int, status: Status) -> None:

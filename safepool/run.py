@@ -215,8 +215,11 @@ class Run:
                 pid = _fork()
                 if pid == 0:
                     # Here, not further out: the child must not leave any block of the owner's.
-                    ours.close()
-                    _be_launcher(config, theirs, reporters, pidfd, tracker, make, mask)
+                    loop.end_with(
+                        lambda: _be_launcher(
+                            config, ours, theirs, reporters, pidfd, tracker, make, mask
+                        )
+                    )
             link = LauncherLink(config.launcher_id, ours, config.grace, pid)
             link.incarnation = loop.name_of(LinuxHost(), pid)
             self.monitor.watch(link)
@@ -357,22 +360,21 @@ def _fork() -> int:
 
 def _be_launcher(
     config: launcher.LauncherConfig,
+    owner_end: socket.socket,
     control: socket.socket,
     reporters: socket.socket,
     pidfd: int,
     tracker: int,
     make: MakeProcess,
     owner_mask: Iterable[int],
-) -> NoReturn:
-    """In the fork: be the launcher, whatever happens; never return into the owner's code."""
+) -> None:
+    """In the fork: be the launcher."""
 
     def be_worker(request: StartRequest, parentage: Parentage) -> NoReturn:
         share_tracker(tracker)
         run_process(make(request), os.dup(parentage.owner_pidfd))
 
-    def be_launcher() -> None:
-        children = loop.ChildLoop(worker_mask=owner_mask)
-        set_tag(helper_tag(read_tag(), config.run_id))
-        launcher.serve(config, control, reporters, pidfd, be_worker, children)
-
-    loop.end_with(be_launcher)
+    owner_end.close()
+    children = loop.ChildLoop(worker_mask=owner_mask)
+    set_tag(helper_tag(read_tag(), config.run_id))
+    launcher.serve(config, control, reporters, pidfd, be_worker, children)

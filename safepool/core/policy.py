@@ -5,8 +5,6 @@ Decides which values make sense; nothing else. Durations are in seconds.
 
 from __future__ import annotations
 
-import math
-
 from safepool.core.values import dataclass
 
 DEFAULT_GRACE = 5.0
@@ -32,10 +30,8 @@ def checked_grace(grace: float) -> float:
     """Return ``grace`` as a float, or raise ValueError or TypeError that says what is wrong."""
     if isinstance(grace, bool) or not isinstance(grace, (int, float)):
         raise TypeError(f"grace must be a number of seconds, not {type(grace).__name__}")
-    if math.isnan(grace) or grace < 0:
+    if not grace >= 0:
         raise ValueError(f"grace must be 0 or more seconds, not {grace!r}; 0 kills at once")
     if grace > LONGEST_GRACE:
-        raise ValueError(
-            f"grace must be at most {LONGEST_GRACE:.0f} seconds (a week), not {grace!r}"
-        )
+        raise ValueError(f"grace must be at most {LONGEST_GRACE:.0f} seconds, a week")
     return float(grace)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepool.core import wire
@@ -30,6 +30,7 @@ STATUSES = (
 )
 
 
+@settings(max_examples=40)
 @given(st.text(min_size=1), st.lists(FIELDS, max_size=6))
 def test_a_message_comes_out_as_it_went_in(word: str, fields: list[object]) -> None:
     """Word and fields, of all types that messages use."""
