@@ -16,12 +16,8 @@ from multiprocessing import get_start_method
 from typing import TYPE_CHECKING, Any
 
 from safepool.core.policy import DEFAULT_GRACE
-from safepool.process import (
-    ForkSafeProcess,
-    ForkServerSafeProcess,
-    SpawnSafeProcess,
-    WorkerSource,
-)
+from safepool.process import ForkSafeProcess, ForkServerSafeProcess, SpawnSafeProcess
+from safepool.worker_source import WorkerSource
 
 if TYPE_CHECKING:
     from safepool.pool import SafePool

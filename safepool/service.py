@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import select
 import signal
 import socket
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from safepool import payload
+from safepool.answers import error_body, pack
 from safepool.bootstrap import rearm
 from safepool.core import frames
 
@@ -67,7 +66,7 @@ def serve(
                 initializer(*initargs)
                 rearm(launcher)
             except BaseException as error:
-                body = _error_body(error, by_value=by_value)
+                body = error_body(error, by_value=by_value, hidden=__file__)
                 service.send(frames.INIT_FAILED, 0, 0, body)
                 return
         service.send(frames.READY, 0, 0, b"")
@@ -239,7 +238,7 @@ class _Service:
         for place in range(task.item, len(items)):
             try:
                 value = self._user(function, items[place] if star else (items[place],), {})
-                data = _pack(value, by_value=task.by_value)
+                data = pack(value, by_value=task.by_value)
             except BaseException as error:
                 page.flush()
                 self._fail(frames.ERROR, number, place, task, error)
@@ -250,7 +249,7 @@ class _Service:
     def _do_one(self, number: int, task: _Task, function: Any, args: Any, kwds: Any) -> None:
         """A task of one item needs no page."""
         try:
-            data = _pack(self._user(function, args, kwds), by_value=task.by_value)
+            data = pack(self._user(function, args, kwds), by_value=task.by_value)
         except BaseException as error:
             self._fail(frames.ERROR, number, 0, task, error)
             return
@@ -279,36 +278,7 @@ class _Service:
         self._fail(kind, number, task.item, task, error)
 
     def _fail(self, kind: int, number: int, item: int, task: _Task, error: BaseException) -> None:
-        self.send(kind, number, item, _error_body(error, by_value=task.by_value))
-
-
-class _NotEncodedError(Exception):
-    """A value cannot be pickled; carries what multiprocessing puts in its place."""
-
-    def __init__(self, substitute: BaseException) -> None:
-        super().__init__()
-        self.substitute = substitute
-
-
-def _dumps(value: Any, *, by_value: bool) -> bytes:
-    """Pickle a result. By value only what the owner's main module defines and ours does not:
-    a lambda as a result is an error in multiprocessing, and programs rely on that."""
-    try:
-        return payload.dumps_plain(value)
-    except Exception as reason:
-        # A lambda that came by value may have brought its own copy of a class along.
-        is_a_copy = "not the same object as __main__" in str(reason)
-        if not is_a_copy and not (by_value and "__main__" in str(reason)):
-            raise
-        return payload.dumps_by_value(value)
-
-
-def _pack(value: Any, *, by_value: bool) -> bytes:
-    """Pickle a result, or raise what stands for it."""
-    try:
-        return _dumps(value, by_value=by_value)
-    except Exception as reason:
-        raise _NotEncodedError(_not_encoded(reason, value)) from None
+        self.send(kind, number, item, error_body(error, by_value=task.by_value, hidden=__file__))
 
 
 class _PageWriter:
@@ -348,62 +318,6 @@ class _PageWriter:
             self._item += self._count
             self._count = self._used = 0
             frames.write_page(self._page, self._number, self._item)
-
-
-class _Shown:
-    """Stands for an object in a message, also for one whose repr() fails."""
-
-    def __init__(self, value: object) -> None:
-        try:
-            self._text = repr(value)
-        except Exception as error:
-            self._text = f"<{type(value).__name__} whose repr() raises {type(error).__name__}>"
-
-    def __repr__(self) -> str:
-        return self._text
-
-
-class _WithCause:
-    """Pickles an exception together with its remote traceback, which pickle alone would drop."""
-
-    def __init__(self, error: BaseException, text: str) -> None:
-        self._error = error
-        self._text = text
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing import pool
-
-        return pool.rebuild_exc, (self._error, self._text)  # type: ignore[attr-defined]
-
-
-def _not_encoded(reason: Exception, value: object) -> BaseException:
-    """What multiprocessing puts in the place of a value or exception that cannot be pickled."""
-    from multiprocessing import pool
-
-    error: BaseException = pool.MaybeEncodingError(reason, _Shown(value))  # type: ignore[attr-defined]
-    return error
-
-
-def _error_body(error: BaseException, *, by_value: bool) -> bytes:
-    """Pack an exception for the owner, with the text to fall back on if it cannot be read there."""
-    if isinstance(error, _NotEncodedError):
-        substitute = error.substitute
-        return pickle.dumps((payload.dumps_plain(substitute), repr(substitute), ""))
-    trace = _user_frames(error.__traceback__)
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    text = f'\n"""\n{text}"""'
-    try:
-        data = _dumps(_WithCause(error, text), by_value=by_value)
-    except Exception as reason:
-        data = payload.dumps_plain(_WithCause(_not_encoded(reason, error), text))
-    return pickle.dumps((data, repr(_Shown(error)), text))
-
-
-def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Leave this module's own frames out of a traceback."""
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace
 
 
 def _leave_copy() -> None:

@@ -40,6 +40,7 @@ LAYERS: list[tuple[str, ...]] = [
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
+    ("safepool.answers",),
     ("safepool.service",),
     ("safepool.roster", "safepool.launcher_watch", "safepool.leftovers"),
     ("safepool.launcher",),
@@ -50,6 +51,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.monitor",),
     ("safepool.run",),
     ("safepool.process",),
+    ("safepool.worker_source",),
     # The pool.
     ("safepool.results",),
     ("safepool.waiting", "safepool.channel", "safepool.jobs"),

@@ -1,0 +1,105 @@
+"""What a worker sends back: values and exceptions, as bytes.
+
+Every way out of a task is an answer. A value that cannot be pickled becomes
+multiprocessing's MaybeEncodingError; an exception travels with its remote traceback,
+and with a text that stands for it should the owner be unable to read it.
+
+Called by: the task loop.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from types import TracebackType
+from typing import Any
+
+from safepool import payload
+
+
+class _NotEncodedError(Exception):
+    """A value cannot be pickled; carries what multiprocessing puts in its place."""
+
+    def __init__(self, substitute: BaseException) -> None:
+        super().__init__()
+        self.substitute = substitute
+
+
+def _dumps(value: Any, *, by_value: bool) -> bytes:
+    """Pickle a result. By value only what the owner's main module defines and ours does not:
+    a lambda as a result is an error in multiprocessing, and programs rely on that."""
+    try:
+        return payload.dumps_plain(value)
+    except Exception as reason:
+        # A lambda that came by value may have brought its own copy of a class along.
+        is_a_copy = "not the same object as __main__" in str(reason)
+        if not is_a_copy and not (by_value and "__main__" in str(reason)):
+            raise
+        return payload.dumps_by_value(value)
+
+
+def pack(value: Any, *, by_value: bool) -> bytes:
+    """Pickle a result, or raise what stands for it."""
+    try:
+        return _dumps(value, by_value=by_value)
+    except Exception as reason:
+        raise _NotEncodedError(_not_encoded(reason, value)) from None
+
+
+class _Shown:
+    """Stands for an object in a message, also for one whose repr() fails."""
+
+    def __init__(self, value: object) -> None:
+        try:
+            self._text = repr(value)
+        except Exception as error:
+            self._text = f"<{type(value).__name__} whose repr() raises {type(error).__name__}>"
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+class _WithCause:
+    """Pickles an exception together with its remote traceback, which pickle alone would drop."""
+
+    def __init__(self, error: BaseException, text: str) -> None:
+        self._error = error
+        self._text = text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing import pool
+
+        return pool.rebuild_exc, (self._error, self._text)  # type: ignore[attr-defined]
+
+
+def _not_encoded(reason: Exception, value: object) -> BaseException:
+    """What multiprocessing puts in the place of a value or exception that cannot be pickled."""
+    from multiprocessing import pool
+
+    error: BaseException = pool.MaybeEncodingError(reason, _Shown(value))  # type: ignore[attr-defined]
+    return error
+
+
+def error_body(error: BaseException, *, by_value: bool, hidden: str) -> bytes:
+    """Pack an exception for the owner, with the text to fall back on if it cannot be read there.
+
+    Frames of the file ``hidden`` are left out of the traceback.
+    """
+    if isinstance(error, _NotEncodedError):
+        substitute = error.substitute
+        return pickle.dumps((payload.dumps_plain(substitute), repr(substitute), ""))
+    trace = _user_frames(error.__traceback__, hidden)
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    text = f'\n"""\n{text}"""'
+    try:
+        data = _dumps(_WithCause(error, text), by_value=by_value)
+    except Exception as reason:
+        data = payload.dumps_plain(_WithCause(_not_encoded(reason, error), text))
+    return pickle.dumps((data, repr(_Shown(error)), text))
+
+
+def _user_frames(trace: TracebackType | None, hidden: str) -> TracebackType | None:
+    """Leave the frames of the task loop out of a traceback."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == hidden:
+        trace = trace.tb_next
+    return trace
