@@ -248,7 +248,11 @@ def _take_stdio(stdio: dict[int, int]) -> None:
         if number in stdio:
             os.dup2(stdio[number], number)
         else:
-            os.close(number)
+            # Not closed: the next descriptor of ours would get the number.
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            if null > 2:
+                os.close(null)
 
 
 def run_unpickled(request: StartRequest, parentage: Parentage) -> NoReturn:

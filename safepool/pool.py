@@ -107,8 +107,13 @@ class SafePool:
             source.close()
             raise
         self._engine = engine
-        engine.start()
+        # Before the start: should it be interrupted at its very end, __del__ ends the workers.
         self._state = RUN
+        try:
+            engine.start()
+        except BaseException:
+            self._state = TERMINATE
+            raise
 
     @property
     def protection(self) -> Protection:

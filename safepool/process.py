@@ -153,6 +153,7 @@ class SpawnSafePopen(SafePopen):
         # Semaphores among the arguments are unlinked when the last reference here is gone; the
         # worker has to find them first.
         self._kept = (process._target, process._args, process._kwargs)
+        self._run.protect(wait=False)
         preparation = payload.preparation_data(process.name)
         by_value = not payload.main_is_importable(self.method)
         mp_context.set_spawning_popen(self)  # type: ignore[arg-type]

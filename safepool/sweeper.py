@@ -91,7 +91,12 @@ class Sweep:
         snapshot = self._see(self._drop_dead())
         now = self._host.now()
         if snapshot is None:
-            self.wake_at = now + _RETRY
+            if now >= self._state.ends_at + planner.BLIND_WAIT:
+                self._state = planner.abandon(self._state, now)
+                self.wake_at = None
+                self.close()
+            else:
+                self.wake_at = now + _RETRY
             return
         step = planner.advance(self._state, snapshot, now)
         self._state, self._living = step.state, frozenset(step.living)

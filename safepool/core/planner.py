@@ -42,6 +42,7 @@ __all__ = [
     "SweepReport",
     "SweepState",
     "Target",
+    "abandon",
     "advance",
     "begin",
     "note_denied",
@@ -53,6 +54,9 @@ QUIET_LOOKS = 2
 
 LAST_WAIT = 0.25
 """What a sweeper that first looks after its deadline waits for the end of what it kills."""
+
+BLIND_WAIT = 30.0
+"""Seconds beyond its deadline that a sweep goes on trying to look, which proves who is left."""
 
 _SHORTEST_WAIT = 0.005
 _LONGEST_WAIT = 0.25
@@ -190,6 +194,13 @@ def advance(state: SweepState, snapshot: Snapshot, now: float) -> Step:
         # moment: otherwise it would report as stuck what dies of that very signal.
         return _force(replace(state, ends_at=now + LAST_WAIT), found, now)
     return _give_up(state, found, now)
+
+
+def abandon(state: SweepState, now: float) -> SweepState:
+    """Return the state of a sweep that could not look any more until its time was up."""
+    reason = "the process table could not be read (no descriptor was free?)"
+    stuck = tuple(StuckProcess(name, reason) for name in state.members)
+    return _finish(state, (), stuck, now).state
 
 
 def note_denied(state: SweepState, signal: Signal) -> SweepState:

@@ -228,7 +228,7 @@ def test_a_member_that_a_look_has_missed_is_not_given_up() -> None:
 
 
 def test_a_look_that_fails_proves_nobody_dead() -> None:
-    """Without descriptors there is no end of the sweep, however late, until there is a look."""
+    """Without descriptors there is no end of the sweep before there is a look, for a long time."""
     stand = Stand(10, 11)
     sweep = stand.sweep()
     sweep.advance()
@@ -247,6 +247,21 @@ def test_a_look_that_fails_proves_nobody_dead() -> None:
     finish(stand, sweep)
     assert sweep.report is not None
     assert {process.incarnation.pid for process in sweep.report.ended} == {10, 11, 12}
+
+
+def test_a_sweep_that_can_never_look_again_ends_all_the_same() -> None:
+    """After half a minute it reports whom it had seen as stuck, and lets its caller go on."""
+    stand = Stand(10)
+    sweep = stand.sweep()
+    sweep.advance()
+    stand.is_blind = True
+    stand.end(10)
+    for _ in range(60):
+        sweep.advance()
+        stand.clock += 1.0
+    assert sweep.report is not None
+    assert [stuck.incarnation for stuck in sweep.report.stuck] == [name(10)]
+    assert sweep.wake_at is None
 
 
 def test_without_a_look_the_known_are_ended_through_their_handles() -> None:
