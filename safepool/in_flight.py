@@ -59,6 +59,12 @@ def renew_gate() -> None:
         gate.lock = threading.RLock()
 
 
+def forget_gate() -> None:
+    """In a forked launcher, which never leaves the stretch that its owner's thread was in."""
+    gate.lock = threading.RLock()
+    gate.forks = 0
+
+
 def is_open(fd: int) -> bool:
     """Tell whether a standard descriptor is the program's own: exec would hand it down."""
     try:

@@ -375,6 +375,7 @@ def _be_launcher(
         run_process(make(request), os.dup(parentage.owner_pidfd))
 
     owner_end.close()
+    in_flight.forget_gate()
     children = loop.ChildLoop(worker_mask=owner_mask)
     set_tag(helper_tag(read_tag(), config.run_id))
     launcher.serve(config, control, reporters, pidfd, be_worker, children)

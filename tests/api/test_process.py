@@ -477,3 +477,13 @@ def test_standard_streams_are_the_owners(method: str, capfd: pytest.CaptureFixtu
     assert ended(start(method, print, "from the process")) == 0
     print("after", flush=True)
     assert capfd.readouterr().out == "before\nfrom the process\nafter\n"
+
+
+def test_a_thread_of_a_process_may_make_a_pool(method: str) -> None:
+    """A process that was forked in the midst of a start is free to start others, in any thread."""
+    context = safepool.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=work.use_a_pool_in_a_thread, args=(method, queue))
+    process.start()
+    assert queue.get(timeout=60) == 3
+    assert ended(process) == 0

@@ -185,3 +185,15 @@ class Unpicklable:
 
     def __reduce__(self) -> Any:
         raise TypeError("this thing stays here")
+
+
+def use_a_pool_in_a_thread(method: str, queue: Any) -> None:
+    """Make and use a pool in another thread than the one that was forked."""
+
+    def use() -> None:
+        with safepool.get_context(method).Pool(1) as pool:
+            queue.put(pool.apply(add, (1, 2)))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join(60)
