@@ -168,10 +168,10 @@ class _Service:
     def _await_the_owner(self) -> None:
         """After Ctrl-C in a task: the owner got it, too, and most owners end the pool then.
 
-        So nothing new is begun for a moment, unless the owner sends something.
+        So nothing new is begun for a moment, whatever has been sent; only its end cuts this short.
         """
         poll = select.poll()
-        poll.register(self._conn, select.POLLIN)
+        poll.register(self._conn, 0)
         poll.poll(_AFTER_INTERRUPT * 1000)
 
     def send(self, kind: int, number: int, item: int, body: bytes) -> None:

@@ -61,10 +61,15 @@ class Voice:
         """Have one line logged soon; an unknown level counts as a warning."""
         with self._lock:
             self._lines.append((level, text))
-            if self._silent.is_set():
+            must_start = self._silent.is_set()
+            self._silent.clear()
+        if must_start:
+            try:
                 with signals_blocked():
                     _thread.start_new_thread(self._speak, ())
-                self._silent.clear()
+            except RuntimeError:
+                # At the interpreter's end (CPython 3.12) or at a limit there is no new thread.
+                self._speak()
 
     def wait(self, timeout: float) -> None:
         """Wait until all is said, ``timeout`` seconds at most."""
