@@ -232,6 +232,11 @@ class Run:
         self._check_not_over()
         self.monitor.sidecar.check()
         self.protect(wait=True)
+        if self.monitor.sidecar.failure:
+            raise ProtectionError(
+                f"{self.monitor.sidecar.failure}; workers of {method} come from the sidecar, so "
+                "there are none without it; fork can go on with degraded protection"
+            )
         launcher_id = next(self._launcher_ids)
         with ExitStack() as undo:
             blob = write_settings(gather_settings(method, idle_after))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -341,3 +344,39 @@ def test_the_error_of_an_initializer_is_for_all(method: str) -> None:
             with pytest.raises(InitializerError, match="it broke"):
                 outcome(getattr(pool, call)(work.add, *items))
     assert time.monotonic() - begun < BOUND
+
+
+DEGRADED = """
+import logging, sys
+import multiprocessing
+import safepool
+
+logging.basicConfig(format="%(levelname)s %(message)s")
+multiprocessing.set_executable("/bin/false")
+try:
+    with safepool.get_context(sys.argv[1]).Pool(2) as pool:
+        print(pool.map(abs, [-1, -2]))
+        while not pool.protection.reason:
+            pool.apply(abs, (-1,))
+        print(pool.map(abs, [-3]), pool.protection.sidecar)
+except safepool.ProtectionError as error:
+    print("ProtectionError")
+"""
+
+
+def test_degraded_protection_is_a_choice(method: str) -> None:
+    """SAFEPOOL_PROTECTION=warn: a fork pool works without a sidecar, and says so; without the
+    choice, and for workers that come from the sidecar, it is a ProtectionError."""
+    for choice in ("warn", "require"):
+        done = subprocess.run(
+            [sys.executable, "-c", DEGRADED, method],
+            env={**os.environ, "SAFEPOOL_PROTECTION": choice},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if method == "fork" and choice == "warn":
+            assert done.stdout.splitlines() == ["[1, 2]", "[3] False"], done.stderr
+            assert "WARNING the sidecar ended before it could watch" in done.stderr
+        else:
+            assert done.stdout.splitlines()[-1] == "ProtectionError", done.stderr
