@@ -93,10 +93,6 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
     return data
 
 
-dumps_process = dumps
-"""Same rules for a whole process object; call it while its spawning context is set."""
-
-
 def names_main(data: bytes) -> bool:
     """Tell whether a pickle may need something from ``__main__`` where it is read."""
     return _MAIN in data

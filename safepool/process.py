@@ -68,7 +68,7 @@ class SafePopen:
         self.finalizer = util.Finalize(self, close, (self.sentinel,))
 
     def _launch(self, process: SafeBase) -> tuple[LauncherLink, StartedWorker]:
-        raise AssertionError("each start method has its own")  # pragma: no cover
+        raise AssertionError("each start method has its own")
 
     def duplicate_for_child(self, fd: int) -> int:
         """Take a descriptor along; called by multiprocessing's reducers while pickling."""
@@ -197,7 +197,7 @@ class SpawnSafePopen(SafePopen):
                     raise
             else:
                 return link, worker
-        raise AssertionError("unreachable")  # pragma: no cover
+        raise AssertionError("the last attempt returns or raises")
 
 
 class ForkServerSafePopen(SpawnSafePopen):

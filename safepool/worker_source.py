@@ -93,7 +93,7 @@ class WorkerSource:
             else:
                 process._config["daemon"] = True
                 return process
-        raise AssertionError("unreachable")  # pragma: no cover
+        raise AssertionError("the last attempt returns or raises")
 
     def _note_lost(self) -> None:
         if self._link is not None:
