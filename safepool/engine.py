@@ -32,6 +32,7 @@ from safepool.core.policy import DEFAULT_KILL_TIMEOUT
 from safepool.crew import Crew
 from safepool.errors import PoolTerminatedError
 from safepool.jobs import Chunk, Job, fresh
+from safepool.latch import Latch
 from safepool.loop import signals_blocked
 from safepool.results import Sink
 from safepool.waiting import Inbox, Watch
@@ -66,7 +67,8 @@ class Engine:
         self._closing = False
         self._finished = False
         self._deadline: float | None = None
-        self._stopped = threading.Event()
+        self._stopped = Latch()
+        self._ended = Latch()
         self._thread = threading.Thread(target=self._run, name="safepool-engine", daemon=True)
         self._finalizer: Any = None
 
@@ -144,11 +146,17 @@ class Engine:
         if not self._stopped.wait(_SLACK):
             # The engine is held up in a user's callback: ask the workers without it.
             self._crew.signal_all()
-        self._thread.join(self._patience + _SLACK)
+        self._await_end(self._patience + _SLACK)
 
     def join(self) -> None:
         """Wait until every worker has left and the engine has ended."""
-        self._thread.join()
+        self._await_end(None)
+
+    def _await_end(self, timeout: float | None) -> None:
+        """Wait for the thread. An interrupted Thread.join may take a thread for dead that is not
+        (https://github.com/python/cpython/issues/90882), so it is asked only when that is sure."""
+        if self._ended.wait(timeout):
+            self._thread.join(_SLACK)
 
     def check(self) -> None:
         """Raise the error that broke the pool, if one did."""
@@ -186,7 +194,10 @@ class Engine:
             self._fail_all(tell=True)
             self._deadline = time.monotonic() + self._patience
         finally:
-            self._end(self._deadline or 0.0)
+            try:
+                self._end(self._deadline or 0.0)
+            finally:
+                self._ended.set()
 
     def _turn(self) -> None:
         """Once round: events, decisions, waiting, input."""

@@ -20,21 +20,19 @@ _GATE_TIMEOUT = 2.0
 
 
 class _Gate:
-    """A reentrant lock that a forked child replaces."""
+    """A reentrant lock that a forked child replaces.
+
+    Hold ``lock`` itself in a ``with``: taking it in a method of ours would leave an
+    instruction at which Ctrl-C leaves it taken.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.forks = 0
 
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
 
 gate = _Gate()
-"""Hold it while descriptors are in flight."""
+"""Hold its lock while descriptors are in flight."""
 
 
 def close_gate() -> None:

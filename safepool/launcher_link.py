@@ -29,6 +29,7 @@ from safepool.core.wire import (
     encode,
 )
 from safepool.errors import ProtectionError
+from safepool.latch import Latch
 
 START_TIMEOUT = 300.0
 """Seconds that a start may take: a forkserver launcher imports the user's main module first."""
@@ -71,7 +72,7 @@ class LauncherLink:
         self.incarnation: Incarnation | None = None
         self.credentials = surroundings.credentials()
         self.numbers: set[int] = set()
-        self.swept = threading.Event()
+        self.swept = Latch()
         self._reaping = threading.Lock()
         self.is_closed = False
         self.is_lost = False
@@ -105,7 +106,7 @@ class LauncherLink:
             )
         has = blob is not None, tracker is not None, len(inherited)
         message = encode("start", number, name[:_LONGEST_NAME], numbers, *has)
-        with in_flight.gate:
+        with in_flight.gate.lock:
             reader, writer = os.pipe()
             try:
                 self._send(message, [writer, *numbers, *optional, *inherited])

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.errors import ProtectionError
+from safepool.latch import Latch
 from safepool.launcher_link import LauncherLink
 from safepool.loop import signals_blocked
 from safepool.sidecar_keeper import SidecarKeeper
@@ -50,8 +51,7 @@ class Monitor:
         self._bell_out, self._bell_in = socket.socketpair()
         self._has_begun = False
         self._is_over = False
-        self._thread_done = threading.Event()
-        self._thread_done.set()
+        self._thread_done = Latch(is_set=True)
         self._voice = Voice()
         self.quiet = self._voice.quiet
         self.sidecar = SidecarKeeper(run, self._brief, self._let_go, self._voice.say)

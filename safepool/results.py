@@ -8,7 +8,7 @@ an error still gives the items before it.
 The engine's thread calls ``put`` and ``fail``; any thread of the owner waits. Each
 ``put`` carries one unit: its index, the values, and errors by position in the unit.
 A handle holds its pool until it is complete, so that a pool with work is not
-collected. The lock to wait on is made by the first who waits.
+collected. What they wait on is made by the first who waits.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from safepool.errors import ForeignPoolError
+from safepool.latch import Bell
 
 _Callback = Callable[[Any], object]
 
@@ -104,11 +105,10 @@ class AsyncResult:
         if self._complete:
             return
         check_owner(self._owner)
-        # setdefault is atomic: all who wait use one event. It is stored before _complete
-        # is read again, and _end writes _complete before it looks for the event.
-        event: threading.Event = self.__dict__.setdefault("_event", threading.Event())
-        if not self._complete:
-            event.wait(timeout)
+        # setdefault is atomic: all who wait use one bell. It is stored before _complete
+        # is read again, and _end writes _complete before it looks for the bell.
+        bell: Bell = self.__dict__.setdefault("_bell", Bell())
+        bell.wait_for(self.ready, timeout)
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the result, or raise what the call raised.
@@ -157,9 +157,9 @@ class AsyncResult:
         self._value = value
         self._callback = self._error_callback = self._pool = None
         self._complete = True
-        event: threading.Event | None = self.__dict__.get("_event")
-        if event is not None:
-            event.set()
+        bell: Bell | None = self.__dict__.get("_bell")
+        if bell is not None:
+            bell.ring()
 
     __class_getitem__: Any = classmethod(types.GenericAlias)
 
@@ -223,7 +223,7 @@ class Stream:
         self.room_wanted = False
         self.cancelled = False
         self._owner = os.getpid()
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = Bell()
         self._window = window
         self._unlimited = False
         self._ordered = ordered
@@ -279,8 +279,7 @@ class Stream:
 
     def wake(self) -> None:
         """Engine: wake those who wait, once for all that has been put."""
-        with self._changed:
-            self._changed.notify_all()
+        self._changed.ring()
 
     def fail(self, error: BaseException, *, tell: bool) -> None:
         """Engine: what has not arrived never will."""
@@ -304,14 +303,14 @@ class Stream:
         """Feeder: wait until another chunk may be pulled; False when the job was cancelled."""
         if not self._is_full():
             return not self.cancelled
-        with self._changed:
-            self.room_wanted = True
-            while self._is_full() and not self.cancelled:
-                # The consumer looks at room_wanted without the lock; the bound makes up
-                # for the one notification that could slip between its two looks.
-                self._changed.wait(1.0)
-            self.room_wanted = False
+        # Before the look: a consumer makes room first and reads this afterwards.
+        self.room_wanted = True
+        self._changed.wait_for(self._has_room)
+        self.room_wanted = False
         return not self.cancelled
+
+    def _has_room(self) -> bool:
+        return not self._is_full()
 
     def _is_full(self) -> bool:
         if self._unlimited or self.cancelled:
@@ -334,17 +333,18 @@ class Stream:
 
     def _wait(self, timeout: float | None) -> tuple[bool, Any]:
         until = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while True:
-                try:
-                    return self.items.popleft()
-                except IndexError:
-                    if self._ended and not self.items:
-                        raise StopIteration from None
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise multiprocessing.TimeoutError from None
-                self._changed.wait(left)
+        while True:
+            try:
+                return self.items.popleft()
+            except IndexError:
+                if self._ended and not self.items:
+                    raise StopIteration from None
+            left = None if until is None else until - time.monotonic()
+            if not self._changed.wait_for(self._has_news, left):
+                raise multiprocessing.TimeoutError
+
+    def _has_news(self) -> bool:
+        return bool(self.items) or self._ended
 
 
 class IMapIterator:

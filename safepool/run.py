@@ -180,7 +180,7 @@ class Run:
             grace,
             one_shot=one_shot,
         )
-        with in_flight.gate, ExitStack() as undo:
+        with in_flight.gate.lock, ExitStack() as undo:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(ours)
             with theirs:
@@ -238,10 +238,9 @@ class Run:
                 "there are none without it; fork can go on with degraded protection"
             )
         launcher_id = next(self._launcher_ids)
-        with ExitStack() as undo:
+        with ExitStack() as undo, in_flight.gate.lock:
             blob = write_settings(gather_settings(method, idle_after))
             undo.callback(os.close, blob)
-            undo.enter_context(in_flight.gate)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(theirs)
             link = LauncherLink(launcher_id, ours, grace, None)

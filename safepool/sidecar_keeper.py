@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from safepool.core.wire import MAX_MESSAGE, decode, encode
 from safepool.errors import ProtectionError
+from safepool.latch import Latch
 from safepool.sidecar_link import SidecarLink, executable, start_sidecar
 from safepool.surroundings import credentials
 
@@ -66,7 +67,7 @@ class SidecarKeeper:
         self._retry_at: float | None = None
         self._retry_until = 0.0
         self.link: SidecarLink | None = None
-        self.armed = threading.Event()
+        self.armed = Latch()
         self.failure = ""
 
     @property

@@ -101,7 +101,7 @@ def start_sidecar(run: Run) -> SidecarLink:
             "the sidecar needs a Python interpreter, and sys.executable is not set; "
             "call multiprocessing.set_executable(path) first"
         )
-    with in_flight.gate, ExitStack() as undo:
+    with in_flight.gate.lock, ExitStack() as undo:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(ours)

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from safepool.latch import Latch
 from safepool.loop import signals_blocked
 
 _LEVELS = {
@@ -49,8 +50,7 @@ class Voice:
         self._quiet = threading.RLock()
         self._lines: deque[tuple[str, str]] = deque(maxlen=_MOST_LINES)
         self._lock = threading.Lock()
-        self._silent = threading.Event()
-        self._silent.set()
+        self._silent = Latch(is_set=True)
         self._logger = logging.getLogger("safepool")
         self._blank = self._logger.makeRecord(
             self._logger.name, logging.INFO, __file__, 0, "", (), None

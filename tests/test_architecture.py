@@ -46,6 +46,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.
+    ("safepool.latch",),
     ("safepool.launcher_link", "safepool.tracker", "safepool.voice"),
     ("safepool.sidecar_link", "safepool.sidecar_keeper"),
     ("safepool.monitor",),
