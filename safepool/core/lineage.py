@@ -28,11 +28,25 @@ _RUN_BITS = 62 - _WORKER_BITS
 
 _HELPER_BIT = 1 << (_WORKER_BITS - 1)
 
+_DETACHED = _HELPER_BIT - 1
+"""In the place of a worker's number: its user let it go on purpose, with all that it starts."""
+
 
 def tag_of(run_id: str, worker: int) -> int:
     """The tag of a worker of a run; ``run_id`` is 32 hexadecimal digits, workers count from 1."""
     run = int(run_id, 16) & ((1 << _RUN_BITS) - 1)
-    return _TAG_BIT | run << _WORKER_BITS | worker & (_HELPER_BIT - 1)
+    # Beyond eight million the numbers begin anew: a worker must never look detached.
+    return _TAG_BIT | run << _WORKER_BITS | worker % _DETACHED
+
+
+def detached_tag(run_id: str) -> int:
+    """The tag of a process that was let go in a run: no sweep of any run touches it."""
+    return tag_of(run_id, 0) | _DETACHED
+
+
+def is_detached_tag(tag: int | None) -> bool:
+    """Tell whether ``tag`` is that of a detached process, of any run."""
+    return tag is not None and is_tag(tag) and tag & _DETACHED == _DETACHED
 
 
 def helper_tag(limit: int, run_id: str) -> int:

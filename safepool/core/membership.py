@@ -8,7 +8,8 @@ Decides membership, nothing else. A process belongs when it is
 * a *bearer* of the run's tag or mark that was born within the run's life;
 * a descendant of any of these.
 
-Never: a spared process, pid 1 and below, a process whose start time is unknown.
+Never: a spared or detached process, pid 1 and below, a process whose start time is
+unknown.
 Parentage is believed only when the child is not older than its parent: rows are
 read one after the other, and a parent's pid may have been handed out again in
 between. The same rule breaks every circle that a torn look could show.
@@ -22,7 +23,13 @@ from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
-from safepool.core.lineage import is_mark_of, is_tag_of_run, plain_tag, tag_of
+from safepool.core.lineage import (
+    is_detached_tag,
+    is_mark_of,
+    is_tag_of_run,
+    plain_tag,
+    tag_of,
+)
 from safepool.core.values import dataclass
 
 
@@ -100,6 +107,7 @@ def _eligible(target: Target, snapshot: Snapshot) -> dict[int, ProcessRow]:
         and row.start > 0
         and row.incarnation not in target.spare
         and row.pid not in vague
+        and not is_detached_tag(row.tag)
     }
 
 

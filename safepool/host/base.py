@@ -60,9 +60,9 @@ class Host(Protocol):
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         """Return the row of ``pid`` and the rows of all its descendants.
 
-        The children of ``pid`` itself carry their tag; those that have none carry
-        their mark, and when ``run_id`` is given, those whose tag is another run's
-        do as well. Empty when ``pid`` is not there.
+        All descendants carry their tag. The children of ``pid`` itself carry their
+        mark, too, when they have no tag or, if ``run_id`` is given, another run's.
+        Empty when ``pid`` is not there.
         """
 
     def look_all(self, *, tags: bool) -> Snapshot:

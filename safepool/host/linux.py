@@ -106,8 +106,12 @@ class LinuxHost:
         else:
             rows = _walk_parents(pid, self.look_all(tags=False))
         for row in list(rows.values()):
-            if row.ppid == pid and row.is_alive and row.pid != pid:
+            if row.pid == pid or not row.is_alive:
+                continue
+            if row.ppid == pid:
                 rows[row.pid] = self._with_lineage(row, run_id)
+            else:
+                rows[row.pid] = _marked(row, self.read_tag(row.pid), None)
         return Snapshot(rows, taken)
 
     def look_all(self, *, tags: bool) -> Snapshot:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safepool.core import lineage
 
 RUNS = st.integers(0, 2**128 - 1).map(lambda number: f"{number:032x}")
-WORKERS = st.integers(1, 2**23 - 1)
+WORKERS = st.integers(1, 2**23 - 2)
 
 
 @given(RUNS, WORKERS)
@@ -43,6 +43,23 @@ def test_a_helper_of_an_outermost_run_is_its_own_runs(run: str, limit: int) -> N
     assert lineage.is_helper_tag(helper)
     assert lineage.is_tag_of_run(helper, run)
     assert lineage.plain_tag(helper) != lineage.tag_of(run, 1)
+
+
+@given(RUNS, st.integers(0, 2**40), RUNS)
+def test_only_a_detached_process_looks_detached(run: str, worker: int, inner: str) -> None:
+    """No number of a worker does, however high; what a detached process starts does."""
+    assert not lineage.is_detached_tag(lineage.tag_of(run, worker))
+    assert not lineage.is_detached_tag(lineage.helper_tag(lineage.tag_of(run, worker), inner))
+    tag = lineage.detached_tag(run)
+    assert lineage.is_detached_tag(tag)
+    assert lineage.is_tag_of_run(tag, run)
+    assert lineage.is_detached_tag(lineage.helper_tag(tag, inner))
+
+
+@pytest.mark.parametrize("limit", [None, 0, resource.RLIM_INFINITY, 2**23 - 1])
+def test_an_ordinary_limit_is_no_sign_of_being_detached(limit: int | None) -> None:
+    """Limits that the user or the system has set are no tags."""
+    assert not lineage.is_detached_tag(limit)
 
 
 @given(RUNS, WORKERS, WORKERS)

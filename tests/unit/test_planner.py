@@ -11,13 +11,14 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
-from safepool.core.lineage import extend, tag_of
+from safepool.core.lineage import detached_tag, extend, tag_of
 from safepool.core.planner import (
     LAST_WAIT,
     Phase,
@@ -375,6 +376,17 @@ def test_a_spared_pid_without_start_time_spares_whoever_has_it() -> None:
     """What cannot be told apart is not signalled."""
     target = Target(roots=names(10), spare=frozenset({Incarnation(10, 0)}))
     assert asked(target, row(10, 5)) == []
+
+
+def test_what_was_let_go_is_never_signalled_nor_what_it_has_started() -> None:
+    """By whichever way it would belong: as root, child, bearer of tag and mark, or seen before."""
+    gone: dict[str, Any] = {"tag": detached_tag(RUN), "mark": extend(None, RUN, 1)}
+    rows = (row(10, 5), row(20, 10, **gone), row(30, 20, **gone), row(40, 7, **gone))
+    target = Target(roots=names(10, 20), subtree_of=name(7), run_id=RUN)
+    assert asked(target, row(7, 1), *rows) == [10]
+    before = first(Target(roots=names(10)), row(10, 5), row(20, 10))
+    late = advance(before.state, look(*rows), 200.0)
+    assert {incarnation.pid for incarnation, _ in late.signals} == {10}
 
 
 def test_pid_1_and_processes_without_start_time_never_belong() -> None:
