@@ -30,6 +30,7 @@ if ROOT not in sys.path:
 
 from tests.kit import truth  # noqa: E402  the line above makes it importable
 from tests.kit.jail import Jail  # noqa: E402
+from tests.kit.terminal import Terminal  # noqa: E402
 
 METHODS = ("fork", "spawn", "forkserver")
 LIMIT = 240
@@ -53,6 +54,15 @@ def jail(tmp_path: Path) -> Iterator[Jail]:
     folder.mkdir()
     with Jail(folder) as opened:
         yield opened
+
+
+@pytest.fixture
+def terminal(jail: Jail) -> Iterator[Terminal]:
+    """A terminal that is closed after the test; its users are gone by then or made to go."""
+    opened = Terminal()
+    yield opened
+    jail.clear()
+    opened.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,47 +12,16 @@ import random
 import select
 import signal
 import textwrap
-import threading
-from collections.abc import Iterator
 
 import pytest
 
 from tests.kit import truth
 from tests.kit.jail import Jail
+from tests.kit.terminal import Terminal
 
 BOUND = 10.5
 PROMPT = 5.0
 METHODS = ("fork", "spawn", "forkserver")
-
-
-class Terminal:
-    """A pseudo-terminal that is drained; ``slave`` is for the owner."""
-
-    def __init__(self) -> None:
-        self.master, self.slave = os.openpty()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        try:
-            while os.read(self.master, 1024):
-                pass
-        except OSError:
-            return  # the last user of the terminal is gone
-
-    def close(self) -> None:
-        os.close(self.slave)
-        self._reader.join(30)
-        os.close(self.master)
-
-
-@pytest.fixture
-def terminal(jail: Jail) -> Iterator[Terminal]:
-    """A terminal whose users are made to go before it is closed."""
-    opened = Terminal()
-    yield opened
-    jail.clear()
-    opened.close()
 
 
 SLOW_MODULE = """
@@ -83,7 +52,7 @@ def test_ctrl_c_while_workers_are_importing(method: str, jail: Jail, terminal: T
     (jail.folder / "slow.py").write_text(textwrap.dedent(SLOW_MODULE))
     owner = jail.script(IMPORTING, method, terminal=terminal.slave)
     jail.hear("importing", 2)
-    os.write(terminal.master, b"\x03")
+    terminal.press_ctrl_c()
     assert owner.wait(PROMPT) == -signal.SIGINT, owner.errors()
     jail.assert_empty("Ctrl-C during imports", PROMPT)
     assert owner.errors().count("Traceback (most recent call last)") == 1, owner.errors()
@@ -110,7 +79,7 @@ def test_ctrl_c_while_workers_are_importing_the_main_module(jail: Jail, terminal
     """
     owner = jail.script(BOOTSTRAP, terminal=terminal.slave)
     jail.hear("importing", 2)
-    os.write(terminal.master, b"\x03")
+    terminal.press_ctrl_c()
     assert owner.wait(PROMPT) == -signal.SIGINT, owner.errors()
     jail.assert_empty("Ctrl-C during the main import", PROMPT)
     assert owner.errors().count("Traceback (most recent call last)") == 1, owner.errors()

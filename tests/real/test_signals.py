@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Iterator
-
-import pytest
 
 from tests.kit.console import Console
 from tests.kit.jail import Jail
+from tests.kit.terminal import Terminal
 
 PROMPT = 5.0
 """Seconds that an exit may take on a busy machine; the grace is 0.5 s."""
@@ -91,40 +88,6 @@ CTRL_C = """
         with get_context(sys.argv[1]).Pool(2, grace=0.5) as pool:
             pool.map(hold, range(20), 1)
 """
-
-
-class Terminal:
-    """A pseudo-terminal: ``slave`` is for the owner, ``press_ctrl_c`` types into it."""
-
-    def __init__(self) -> None:
-        self._master, self.slave = os.openpty()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        """Drain what the terminal echoes, so that nobody blocks on it."""
-        try:
-            while os.read(self._master, 1024):
-                pass
-        except OSError:
-            return  # the last user of the terminal is gone
-
-    def press_ctrl_c(self) -> None:
-        os.write(self._master, b"\x03")
-
-    def close(self) -> None:
-        os.close(self.slave)
-        self._reader.join(30)
-        os.close(self._master)
-
-
-@pytest.fixture
-def terminal(jail: Jail) -> Iterator[Terminal]:
-    """A terminal that is closed after the test; its users are gone by then or made to go."""
-    opened = Terminal()
-    yield opened
-    jail.clear()
-    opened.close()
 
 
 def check_one_traceback(text: str) -> None:
