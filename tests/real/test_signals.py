@@ -124,9 +124,9 @@ SECOND = """
 
     if __name__ == "__main__":
         pool = get_context(sys.argv[1]).Pool(2, grace=1)
-        result = pool.apply_async(villains.ignores_term)
         try:
-            result.get()
+            # The task may say that it is ready before this thread goes on.
+            pool.apply_async(villains.ignores_term).get()
         except KeyboardInterrupt:
             say("first")
             pool.terminate()
