@@ -16,7 +16,9 @@ from safepool.registry import lock, place
 from safepool.registry.files import RunFiles
 from safepool.registry.look import read_record
 
-_LOCAL = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs", "zfs"})
+_LOCAL = frozenset(
+    {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
+)
 """File systems that one kernel at a time has mounted. All others may be shared."""
 
 
