@@ -15,10 +15,11 @@ from collections.abc import Callable
 from safepool import registry
 from safepool.core.identity import Incarnation, ProcessRow
 from safepool.core.lineage import is_mark_of, is_tag_of_run
+from safepool.core.membership import bears_nothing_late
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import RunRecord, Verdict
-from safepool.core.values import dataclass
+from safepool.core.values import dataclass, replace
 from safepool.errors import SafePoolError
 from safepool.host.base import Host
 from safepool.host.linux import ticks
@@ -84,10 +85,18 @@ def _left_alone(runs: list[registry.FoundRun]) -> str:
     return text[:_LONGEST]
 
 
+def _nothing_came_later(target: Target, host: Host) -> bool:
+    """Is there surely no process that got the dead run's tag or mark after its end?"""
+    try:
+        return bears_nothing_late(target, host.look_all(tags=True))
+    except OSError:
+        return False  # it cannot be told: the bound stays
+
+
 def _tell_spared(run_id: str, target: Target, host: Host, note: Callable[[str, str], None]) -> None:
     """Name those that bear a dead run's tag or mark but were started after its end."""
     for row in host.look_all(tags=True).alive():
-        if target.is_of_another(row) and is_witnessed(row, run_id):
+        if target.is_late(row) and is_witnessed(row, run_id):
             note(
                 "warning",
                 f"spared {row.pid} ({host.command_line(row.pid)}): it bears the mark of a run "
@@ -102,6 +111,8 @@ def _sweep_of(
     spare: frozenset[Incarnation],
     note: Callable[[str, str], None],
 ) -> SweepTask:
+    # Read first, so that nobody can be born between the end of a fresh run and this sweep.
+    swept_from = ticks()
     target = Target(
         # What is older than the run is no member of it, whatever the name of a file says.
         roots=frozenset(
@@ -112,10 +123,11 @@ def _sweep_of(
         run_id=run.record.run_id,
         born_from=run.record.started_ticks,
         born_until=files.last_sign_of_life(),
-        swept_from=ticks(),
+        swept_from=swept_from,
         spare=spare,
     )
-    sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
+    sought = replace(target, born_until=None) if _nothing_came_later(target, host) else target
+    sweep = Sweep(host, sought, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
 
     def done(sweep: Sweep) -> None:
         try:
