@@ -15,13 +15,20 @@ from collections.abc import Callable
 from safepool import registry
 from safepool.core.identity import Incarnation, ProcessRow
 from safepool.core.lineage import is_mark_of, is_tag_of_run
+from safepool.core.membership import bears_nothing_late
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
-from safepool.core.values import dataclass
+from safepool.core.record import RunRecord, Verdict
+from safepool.core.values import dataclass, replace
 from safepool.errors import SafePoolError
 from safepool.host.base import Host
 from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
+
+_UNPROVEN = (Verdict.FOREIGN, Verdict.UNKNOWN)
+_NAMED = 5
+_LONGEST = 4000
+"""How many records that are left alone are named, in how many characters: one packet."""
 
 
 def is_witnessed(row: ProcessRow, run_id: str) -> bool:
@@ -43,23 +50,58 @@ def start_up_sweeps(
     host: Host,
     spare: frozenset[Incarnation],
     note: Callable[[str, str], None],
+    mention: Callable[[str], None],
 ) -> list[SweepTask]:
     """Return a sweep for each dead run that nobody else has claimed.
 
     ``note`` is told what could not be examined: old debris is not worth the
-    protection of the new run, so nothing is raised.
+    protection of the new run, so nothing is raised. ``mention`` is told which records
+    are left alone since nothing is proven about them; they are there at every start.
     """
     try:
-        dead = registry.dead_runs(files.directory, registry.here(host), host)
+        found = registry.scan(files.directory, registry.here(host), host)
     except (OSError, SafePoolError) as error:
         note("warning", f"the registry could not be examined for dead runs: {error}")
         return []
     tasks = []
-    for run in dead:
-        claimed = registry.RunFiles.attach(files.directory, run.record.run_id)
+    for run in found:
+        if not isinstance(run.record, RunRecord) or run.judgement.verdict is not Verdict.DEAD:
+            continue
+        claimed = registry.RunFiles.attach(files.directory, run.run_id)
         if claimed.claim():
-            tasks.append(_sweep_of(run, claimed, host, spare, note))
+            dead = registry.DeadRun(run.record, run.members)
+            tasks.append(_sweep_of(dead, claimed, host, spare, note))
+    unproven = [run for run in found if run.judgement.verdict in _UNPROVEN]
+    if unproven:
+        mention(_left_alone(unproven))
     return tasks
+
+
+def _left_alone(runs: list[registry.FoundRun]) -> str:
+    """Say which records nobody acts upon, and why; the first few by name."""
+    named = [f"{run.path!r}: {run.judgement.reason}" for run in runs[:_NAMED]]
+    more = [f"and {len(runs) - _NAMED} more"] if len(runs) > _NAMED else []
+    text = f"records left alone, since nothing is proven: {'; '.join(more + named)}"
+    return text[:_LONGEST]
+
+
+def _nothing_came_later(target: Target, host: Host) -> bool:
+    """Is there surely no process that got the dead run's tag or mark after its end?"""
+    try:
+        return bears_nothing_late(target, host.look_all(tags=True))
+    except OSError:
+        return False  # it cannot be told: the bound stays
+
+
+def _tell_spared(run_id: str, target: Target, host: Host, note: Callable[[str, str], None]) -> None:
+    """Name those that bear a dead run's tag or mark but were started after its end."""
+    for row in host.look_all(tags=True).alive():
+        if target.is_late(row) and is_witnessed(row, run_id):
+            note(
+                "warning",
+                f"spared {row.pid} ({host.command_line(row.pid)}): it bears the mark of a run "
+                f"that was over when it started",
+            )
 
 
 def _sweep_of(
@@ -69,24 +111,29 @@ def _sweep_of(
     spare: frozenset[Incarnation],
     note: Callable[[str, str], None],
 ) -> SweepTask:
+    # Read first, so that nobody can be born between the end of a fresh run and this sweep.
+    swept_from = ticks()
     target = Target(
-        roots=frozenset(member.incarnation for member in run.members),
+        # What is older than the run is no member of it, whatever the name of a file says.
+        roots=frozenset(
+            member.incarnation
+            for member in run.members
+            if member.incarnation.start >= run.record.started_ticks
+        ),
         run_id=run.record.run_id,
         born_from=run.record.started_ticks,
         born_until=files.last_sign_of_life(),
-        swept_from=ticks(),
+        swept_from=swept_from,
         spare=spare,
     )
-    sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
+    sought = replace(target, born_until=None) if _nothing_came_later(target, host) else target
+    sweep = Sweep(host, sought, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
 
     def done(sweep: Sweep) -> None:
-        for row in host.look_all(tags=True).alive():
-            if target.is_of_another(row) and is_witnessed(row, run.record.run_id):
-                note(
-                    "warning",
-                    f"spared {row.pid} ({host.command_line(row.pid)}): it bears the mark of a run "
-                    f"that was over when it started",
-                )
+        try:
+            _tell_spared(run.record.run_id, target, host, note)
+        except OSError as error:  # no descriptor left: whoever was spared is spared all the same
+            note("warning", f"it cannot be told who was spared: {error}")
         if sweep.report is not None and sweep.report.stuck:
             files.close()  # it stays on record, for the next start to try again
         else:

@@ -132,7 +132,8 @@ class Sidecar:
 
     def run(self) -> None:
         """Watch until the run is over, and sweep."""
-        self._tasks += start_up_sweeps(self._files, self._host, self._spared(), self._note)
+        mention = partial(self._say, "log", "debug")
+        self._tasks += start_up_sweeps(self._files, self._host, self._spared(), self._note, mention)
         self._beat()
         while self._phase not in (_Phase.FINISHED, _Phase.YIELDED):
             ready = self._children.wait(self._watched(), self._wake_at())

@@ -35,7 +35,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
     ("safepool.host.title",),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
-    ("safepool.registry.look", "safepool.registry"),
+    ("safepool.registry.look", "safepool.registry.forgetting", "safepool.registry"),
     ("safepool.sweeper", "safepool.payload"),
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),

@@ -30,7 +30,7 @@ from safepool.core.lineage import (
     plain_tag,
     tag_of,
 )
-from safepool.core.values import dataclass
+from safepool.core.values import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,11 @@ class Target:
 
     def is_of_another(self, row: ProcessRow) -> bool:
         """Was it born between the end of the run and the beginning of this sweep?"""
-        return self.born_until is not None and self.born_until < row.start < self.swept_from
+        return self.is_late(row) and row.start < self.swept_from
+
+    def is_late(self, row: ProcessRow) -> bool:
+        """Was it born after the end of the run, before or during this sweep?"""
+        return self.born_until is not None and row.start > self.born_until
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,25 @@ def find_members(
                 how[child.pid] = f"child of {parent.pid}"
                 queue.append(child)
     return _in_order(living, children, how)
+
+
+def bears_nothing_late(target: Target, snapshot: Snapshot) -> bool:
+    """Are all bearers of the run's tag or mark its own, in a look as the sweep begins?
+
+    If so, what bears them later was started by these, and needs no upper bound of birth:
+    else a process that forks while it is being ended could lose its last children. One
+    that was born in the meantime and whose parent is a bearer from the run's life has
+    just been started by it; any other late one may be the child of somebody's shell.
+    """
+    unbounded = replace(target, born_until=None)
+    tags = _tags(target)
+    bearers = {row.pid: row for row in snapshot.alive() if _witness(unbounded, tags, row)}
+    for row in bearers.values():
+        if target.is_late(row):
+            parent = bearers.get(row.ppid)
+            if target.is_of_another(row) or parent is None or target.is_late(parent):
+                return False
+    return True
 
 
 def _eligible(target: Target, snapshot: Snapshot) -> dict[int, ProcessRow]:

@@ -26,6 +26,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from safepool.core.identity import Incarnation, Sameness
+from safepool.core.policy import LONGEST_GRACE
 from safepool.core.values import dataclass
 
 VERSION = 1
@@ -225,6 +226,43 @@ def judge(record: RunRecord, here: Here, owner: Sameness, *, lock_held: bool | N
     return Judgement(Verdict.DEAD, f"its owner, process {pid}, is gone and its lock is free")
 
 
+def why_kept(
+    record: RunRecord | Unreadable, here: Here, *, lock_held: bool | None, is_local_disk: bool
+) -> str:
+    """Why a record may not be forgotten, as a sentence for people; "" if it may be.
+
+    It may be only if no process of the run can be alive: it is from an earlier boot of
+    this very host. Host names come twice, so the file has to lie where no other host
+    can have written it.
+
+    Args:
+        record: the run's record.
+        here: where the reader stands.
+        lock_held: whether any process holds the run's lock; False if there is no lock
+            file any more, None if that cannot be told.
+        is_local_disk: no other running kernel can write to the file system.
+    """
+    if isinstance(record, Unreadable):
+        return f"its record cannot be used ({record.reason}), so nothing is proven about it"
+    if record.host != here.host:
+        return f"it was written on host {record.host!r}; only there it can be told what is left"
+    if record.uid != here.uid:
+        return f"it was written by user {record.uid}"
+    if not record.boot_id or not here.boot_id:
+        return "the boot that it was written in is not known"
+    if record.boot_id == here.boot_id:
+        return "it was written in this boot; what a dead run left is ended by the next start"
+    if lock_held is not False:
+        held = "a living process holds" if lock_held else "it cannot be told whether anybody holds"
+        return f"{held} the run's lock"
+    if not is_local_disk:
+        return (
+            "its file system may be shared with other machines, and one of the same name may "
+            "have written it"
+        )
+    return ""
+
+
 def _foreignness(record: RunRecord, here: Here) -> str:
     """Why the record is none of this place's; "" if it is."""
     if record.host != here.host:
@@ -267,8 +305,8 @@ def _build(body: dict[str, Any]) -> RunRecord:
         argv=tuple(item for item in argv if isinstance(item, str)),
         cwd=_text(body, "cwd"),
         started_ticks=_count(body, "started_ticks"),
-        started_wall=_duration(body, "started_wall"),
-        grace=_duration(body, "grace"),
+        started_wall=_duration(body, "started_wall", math.inf),
+        grace=_duration(body, "grace", LONGEST_GRACE),
     )
 
 
@@ -291,10 +329,10 @@ def _text(body: dict[str, Any], key: str) -> str:
     return value
 
 
-def _duration(body: dict[str, Any], key: str) -> float:
+def _duration(body: dict[str, Any], key: str, most: float) -> float:
     value = body[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(key)
-    if math.isnan(value) or value < 0:
+    if not 0 <= value <= most:  # NaN is not either
         raise ValueError(key)
     return float(value)

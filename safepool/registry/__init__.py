@@ -11,12 +11,14 @@ a run owns the names that begin with its ID::
 The owner creates (:class:`RunFiles`) and gets a ProtectionError if it cannot; the
 sidecar and launchers attach and get errors returned, since no I/O may stop a sweep.
 A later process looks (:func:`scan`, :func:`dead_runs`), claims, and only then acts.
-What cannot be read is left where it is and reported, never deleted.
+What cannot be read is left where it is and reported, never deleted; somebody may ask
+for the removal of what is from an earlier boot (:func:`forget`).
 """
 
 from __future__ import annotations
 
 from safepool.registry.files import HEARTBEAT, RunFiles, prune
+from safepool.registry.forgetting import forget
 from safepool.registry.look import DeadRun, FoundRun, ProcessSource, dead_runs, here, scan
 from safepool.registry.place import directory
 
@@ -28,6 +30,7 @@ __all__ = [
     "RunFiles",
     "dead_runs",
     "directory",
+    "forget",
     "here",
     "prune",
     "scan",

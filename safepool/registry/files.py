@@ -219,7 +219,7 @@ def prune(directory: str) -> None:
                 age = _age(name, fd, now)
                 if suffix == "log":
                     logs.append((age, name))
-                elif age > DEBRIS_AGE and not lock.is_held(fd, f"{run_id}.lock", run_id):
+                elif age > DEBRIS_AGE and lock.is_unlocked(fd, f"{run_id}.lock", run_id):
                     _unlink(os.path.join(directory, name))
             for rank, (age, name) in enumerate(sorted(logs)):
                 if rank >= KEPT_LOGS or age > KEPT_LOG_AGE:

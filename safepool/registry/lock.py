@@ -9,18 +9,24 @@ and the kernel frees it when its holder ends or execs. There are two prices:
   process that holds it.
 * It does not hold between threads of one process; the table below does that.
 
+Only a plain file of this user is a lock. A pipe, a device or somebody else's file of
+that name says nothing: the kernel would call it free.
+
 Called by: the other modules of the registry.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import struct
 import sys
 
-# The locks of this process: run ID -> pid that took it. A fork copies the table, not the locks.
-_held: dict[str, int] = {}
+# The locks of this process: run ID -> pid that took it, and the file. A fork copies the table,
+# not the locks.
+_held: dict[str, tuple[int, tuple[int, int]]] = {}
 
 
 class RunLock:
@@ -52,7 +58,7 @@ class RunLock:
         if holds(self._run_id):
             return self._fd >= 0 and self._taken_by == os.getpid()
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = _open(self._path, None)
         except OSError:
             return False
         try:
@@ -77,22 +83,20 @@ class RunLock:
     def _is_lock_file(self, fd: int) -> bool:
         """Tell whether the descriptor still is that of the file that was locked."""
         try:
-            found = os.fstat(fd)
+            return _file_of(os.fstat(fd)) == self._file
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._file
 
     def _keep(self, fd: int) -> None:
         self._fd = fd
         self._taken_by = os.getpid()
-        found = os.fstat(fd)
-        self._file = (found.st_dev, found.st_ino)
-        _held[self._run_id] = self._taken_by
+        self._file = _file_of(os.fstat(fd))
+        _held[self._run_id] = (self._taken_by, self._file)
 
 
 def holds(run_id: str) -> bool:
     """Tell whether this very process holds the lock of the run."""
-    return _held.get(run_id) == os.getpid()
+    return _held.get(run_id, (0, (0, 0)))[0] == os.getpid()
 
 
 def is_held(directory_fd: int, name: str, run_id: str) -> bool | None:
@@ -104,7 +108,7 @@ def is_held(directory_fd: int, name: str, run_id: str) -> bool | None:
     if holds(run_id):
         return True
     try:
-        fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        fd = _open(name, directory_fd)
     except OSError:
         return None
     try:
@@ -113,6 +117,46 @@ def is_held(directory_fd: int, name: str, run_id: str) -> bool | None:
         return None
     finally:
         os.close(fd)
+
+
+def is_unlocked(directory_fd: int, name: str, run_id: str) -> bool | None:
+    """Tell whether nobody holds the lock of a run that is over or never began; None if unsure.
+
+    Such a run may have lost its lock file already: then nobody does.
+    """
+    held = is_held(directory_fd, name, run_id)
+    if held is not None:
+        return not held
+    try:
+        os.lstat(name, dir_fd=directory_fd)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return None
+    return None  # there is something that cannot be examined
+
+
+def _open(path: str, directory_fd: int | None) -> int:
+    """Open a lock file; OSError unless it is a plain file of ours that this process has not locked.
+
+    It is looked at before it is opened: under a second name it could be a file that this
+    process has locked, and closing that again would drop the lock.
+    """
+    found = os.stat(path, dir_fd=directory_fd, follow_symlinks=False)
+    ours = {file for pid, file in _held.values() if pid == os.getpid()}
+    is_plain = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_plain or _file_of(found) in ours:
+        raise OSError(errno.EINVAL, "not a lock file that can be examined", path)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    if _file_of(os.fstat(fd)) != _file_of(found):  # replaced in between
+        os.close(fd)
+        raise OSError(errno.EAGAIN, "the lock file has just been replaced", path)
+    return fd
+
+
+def _file_of(found: os.stat_result) -> tuple[int, int]:
+    """What names a file whatever it is called."""
+    return found.st_dev, found.st_ino
 
 
 def _ask(fd: int) -> bool:

@@ -30,6 +30,7 @@ from safepool.registry import lock, place
 from safepool.registry.files import members_by_run
 
 _RECORD_LIMIT = 1 << 18
+_MISNAMED = Unreadable("its file is not named after a run: 32 digits, 0 to 9 and a to f")
 
 
 class ProcessSource(Protocol):
@@ -72,7 +73,8 @@ def here(host: ProcessSource) -> Here:
 def scan(directory: str, here: Here, host: ProcessSource) -> list[FoundRun]:
     """Look at every run in the registry, in the order of their IDs; act upon none.
 
-    Runs that are retired while this looks are left out.
+    Whatever ends in ``.run`` is reported: a file whose name is no run ID as UNKNOWN,
+    under the name that it has. Runs that are retired while this looks are left out.
 
     Raises:
         ProtectionError: the directory is not private to this user.
@@ -83,10 +85,10 @@ def scan(directory: str, here: Here, host: ProcessSource) -> list[FoundRun]:
         names = os.listdir(fd)
         members = members_by_run(names)
         for name in sorted(names):
-            run_id, _, suffix = name.partition(".")
-            if suffix != "run" or not is_run_id(run_id):
+            run_id, dot, suffix = name.rpartition(".")
+            if not dot or suffix != "run":
                 continue
-            record = _read(fd, name, run_id)
+            record = read_record(fd, name, run_id) if is_run_id(run_id) else _MISNAMED
             if record is not None:
                 judgement = _judge(fd, run_id, record, here, host)
                 path = os.path.join(directory, name)
@@ -132,8 +134,8 @@ def _is_alive(owner: Incarnation, host: ProcessSource) -> Sameness:
     return Sameness.OTHER if same is Sameness.SAME and not row.is_alive else same
 
 
-def _read(fd: int, name: str, run_id: str) -> RunRecord | Unreadable | None:
-    """Read one record; None if it has just been removed."""
+def read_record(fd: int, name: str, run_id: str) -> RunRecord | Unreadable | None:
+    """Read one record in the directory ``fd``; None if there is none (any more)."""
     try:
         # Non-blocking, so that a named pipe in its place cannot hold us up.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

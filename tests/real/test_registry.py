@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from safepool import registry
 from safepool.core.identity import Incarnation
 from safepool.core.record import (
+    VERSION,
     Member,
     RunRecord,
     Unreadable,
@@ -35,6 +37,7 @@ from safepool.core.record import (
 from safepool.errors import ProtectionError
 from safepool.host.linux import LinuxHost
 from safepool.registry import files as files_module
+from safepool.registry import forgetting, place
 
 HOST = LinuxHost()
 HERE = registry.here(HOST)
@@ -99,10 +102,14 @@ class Owner:
 
     def ask(self, line: str) -> str:
         """Have it do something."""
+        self.tell(line)
+        return self.answer()
+
+    def tell(self, line: str) -> None:
+        """Have it do something, and do not wait."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return self.answer()
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is dead; it stays a zombie."""
@@ -221,14 +228,23 @@ def test_looking_does_not_drop_the_lock_of_the_one_who_looks(
     assert verdicts(folder) == {run_id: Verdict.DEAD}
 
 
-def falsify(folder: str, run_id: str, ticks: int) -> None:
-    """Move the owner's start time in a record; the checksum fits."""
-    path = Path(folder, f"{run_id}.run")
-    record = parse_record(path.read_bytes(), run_id)
+def read(folder: str, run_id: str) -> RunRecord:
+    """The record of a run."""
+    record = parse_record(Path(folder, f"{run_id}.run").read_bytes(), run_id)
     assert isinstance(record, RunRecord)
-    owner = Incarnation(record.owner.pid, record.owner.start + ticks)
-    fields = {**vars(record), "owner": owner}
-    path.write_bytes(format_record(RunRecord(**fields)))
+    return record
+
+
+def rewrite(folder: str, run_id: str, **changes: Any) -> None:
+    """Change a record; the checksum fits."""
+    fields = {**vars(read(folder, run_id)), **changes}
+    Path(folder, f"{run_id}.run").write_bytes(format_record(RunRecord(**fields)))
+
+
+def falsify(folder: str, run_id: str, ticks: int) -> None:
+    """Move the owner's start time in a record."""
+    owner = read(folder, run_id).owner
+    rewrite(folder, run_id, owner=Incarnation(owner.pid, owner.start + ticks))
 
 
 @pytest.mark.parametrize("ticks", [-1, 1, 100])
@@ -363,6 +379,25 @@ def test_only_one_of_two_sweepers_gets_a_dead_run(folder: str, owners: list[Owne
     assert not registry.RunFiles.attach(folder, run_id).claim(), "one claim per process, too"
     assert files.retire() is None
     assert registry.scan(folder, HERE, HOST) == []
+
+
+def test_of_many_that_claim_in_the_same_instant_one_wins(folder: str, owners: list[Owner]) -> None:
+    """Six claim a dead run at once; the winner is killed, and exactly one of the rest wins next."""
+    run_id = new_id()
+    owner = Owner(folder, run_id)
+    owners.append(owner)
+    owner.kill()
+    claimers = [Owner(folder, "-") for _ in range(6)]
+    owners += claimers
+    while claimers:
+        for claimer in claimers:
+            claimer.tell(f"claim {run_id}")
+        won = [claimer for claimer in claimers if claimer.answer() == "True"]
+        assert len(won) == 1
+        assert dead_ids(folder) == []
+        won[0].kill()
+        assert dead_ids(folder) == [run_id]
+        claimers.remove(won[0])
 
 
 def test_a_claim_that_comes_after_the_end_of_a_run_fails(
@@ -553,15 +588,118 @@ def test_the_record_of_another_place_is_foreign(
     folder, _, dead = two_owners
     path = Path(folder, f"{dead.run_id}.run")
     whole = path.read_bytes()
-    record = parse_record(whole, dead.run_id)
-    assert isinstance(record, RunRecord)
-    path.write_bytes(format_record(RunRecord(**{**vars(record), **change})))
+    rewrite(folder, dead.run_id, **change)
     try:
         assert verdicts(folder)[dead.run_id] is Verdict.FOREIGN
         assert dead_ids(folder) == []
         assert path.exists()
     finally:
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize(("ticks", "reused"), [(-1, True), (1, True), (100, True), (0, False)])
+def test_the_owners_pid_with_another_start_time_is_somebody_else(
+    folder: str, owners: list[Owner], ticks: int, reused: bool
+) -> None:
+    """0.01 s make another process; it proves the owner gone, so a free lock decides.
+
+    Without a free lock, and for the process itself, nothing follows from it.
+    """
+    run_id = new_id()
+    stranger, owner = Owner(folder, "-"), Owner(folder, run_id)
+    owners += [stranger, owner]
+    owner.kill()
+    started = HOST.incarnation(stranger.process.pid)
+    assert started is not None
+    rewrite(folder, run_id, owner=Incarnation(started.pid, started.start + ticks))
+    expected = Verdict.DEAD if reused else Verdict.UNKNOWN
+    assert verdicts(folder) == {run_id: expected}
+    assert owner.process.pid != stranger.process.pid
+
+
+# -- forgetting -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def earlier(folder: str, owners: list[Owner]) -> str:
+    """The ID of a run on record that was written before the last boot."""
+    run_id = new_id()
+    owner = Owner(folder, run_id)
+    owners.append(owner)
+    files = registry.RunFiles.attach(folder, run_id)
+    assert files.add_member(Member("worker", Incarnation(4711, 815), 3)) is None
+    assert files.append_log("text") is None
+    owner.kill()
+    rewrite(folder, run_id, boot_id="earlier")
+    return run_id
+
+
+@pytest.fixture
+def local(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system that the tests' files lie in counts as one of this machine's own."""
+    with place.verified(folder) as fd:
+        monkeypatch.setattr(forgetting, "_LOCAL", {forgetting._file_system(fd)})
+
+
+@pytest.mark.usefixtures("local")
+def test_a_record_of_an_earlier_boot_is_forgotten_on_request(folder: str, earlier: str) -> None:
+    """Nothing removes it by itself; on request record, lock and members go and the log stays."""
+    registry.prune(folder)
+    assert verdicts(folder) == {earlier: Verdict.FOREIGN}
+    assert registry.forget(folder, earlier, HERE) == ""
+    assert os.listdir(folder) == [f"{earlier}.log"]
+    assert "no record" in registry.forget(folder, earlier, HERE)
+
+
+@pytest.mark.usefixtures("local")
+@pytest.mark.parametrize("change", ["boot", "host", "namespace", "damaged", "version", "lock"])
+def test_what_may_live_somewhere_is_not_forgotten(folder: str, earlier: str, change: str) -> None:
+    """This boot's, another host's, a damaged one: all stay, with the reason and the next step."""
+    path = Path(folder, f"{earlier}.run")
+    if change == "boot":
+        rewrite(folder, earlier, boot_id=HERE.boot_id)
+    elif change == "host":
+        rewrite(folder, earlier, host="elsewhere")
+    elif change == "namespace":
+        rewrite(folder, earlier, boot_id=HERE.boot_id, pid_namespace=1)
+    elif change == "version":
+        rewrite(folder, earlier, version=VERSION + 1)
+    elif change == "damaged":
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        Path(folder, f"{earlier}.lock").unlink()
+        os.mkfifo(os.path.join(folder, f"{earlier}.lock"))
+    before = sorted(os.listdir(folder))
+    why = registry.forget(folder, earlier, HERE)
+    assert "remove" in why
+    assert f"{earlier}.*" in why
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_nothing_is_forgotten_where_other_machines_may_write(
+    folder: str, earlier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine of the same name may have written it: on a shared disk it stays."""
+    monkeypatch.setattr(forgetting, "_LOCAL", frozenset())
+    assert "other machines" in registry.forget(folder, earlier, HERE)
+    assert verdicts(folder) == {earlier: Verdict.FOREIGN}
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/proc", "proc"), ("/sys", "sysfs")])
+def test_the_kind_of_file_system_is_that_of_the_kernel(path: str, kind: str) -> None:
+    """Two that are the same everywhere; neither counts as a local disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert forgetting._file_system(fd) == kind
+    finally:
+        os.close(fd)
+    assert kind not in forgetting._LOCAL
+
+
+def test_only_a_run_can_be_forgotten(folder: str) -> None:
+    """A path is no run ID."""
+    with pytest.raises(ValueError, match="run ID"):
+        registry.forget(folder, "../x", HERE)
 
 
 def test_what_is_no_plain_file_is_no_record(folder: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from safepool.core import values
 from safepool.core.identity import Incarnation, Sameness
+from safepool.core.policy import LONGEST_GRACE
 from safepool.core.record import (
     VERSION,
     Here,
@@ -24,6 +25,7 @@ from safepool.core.record import (
     member_name,
     parse_member_name,
     parse_record,
+    why_kept,
 )
 
 RUN = "0123456789abcdef0123456789abcdef"
@@ -58,7 +60,7 @@ records = st.builds(
     cwd=texts,
     started_ticks=counts,
     started_wall=st.floats(0, 1e12),
-    grace=st.floats(0, allow_nan=False),
+    grace=st.floats(0, LONGEST_GRACE),
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | texts,
@@ -124,6 +126,9 @@ def test_a_field_of_the_wrong_kind_never_raises(field: str, value: object) -> No
         ({"owner": {"pid": 5}}, "start"),
         ({"owner": {"pid": 5, "start": -1}}, "start"),
         ({"grace": -1}, "grace"),
+        ({"grace": float("inf")}, "grace"),
+        ({"grace": 1e9}, "grace"),
+        ({"started_wall": float("nan")}, "started_wall"),
         ({"started_wall": 10**400}, "field"),
         ({"run_id": RUN.upper()}, "run_id"),
         ({"run_id": "f" * 32}, "another run"),
@@ -202,6 +207,27 @@ def test_a_boot_that_is_not_known_proves_nothing() -> None:
     nowhere = values.replace(HERE, boot_id="")
     record = values.replace(RECORD, boot_id="")
     assert judge(record, nowhere, Sameness.OTHER, lock_held=False).verdict is Verdict.UNKNOWN
+
+
+@given(places, st.sampled_from([True, False, None]), st.booleans())
+def test_a_record_is_forgotten_only_if_its_processes_must_be_dead(
+    here: Here, lock_held: bool | None, is_local_disk: bool
+) -> None:
+    """An earlier boot of this very host, on its own disk, and nobody holds the lock."""
+    is_earlier = here.boot_id == "earlier"
+    is_ours = here.host == "here" and here.uid == 1000
+    proven = is_earlier and is_ours and lock_held is False and is_local_disk
+    why = why_kept(RECORD, here, lock_held=lock_held, is_local_disk=is_local_disk)
+    assert (why == "") == proven
+
+
+def test_what_cannot_be_read_is_not_forgotten() -> None:
+    """Nothing is proven about a damaged record; the reason says what is wrong with it."""
+    earlier = values.replace(HERE, boot_id="another")
+    why = why_kept(Unreadable("it is empty"), earlier, lock_held=False, is_local_disk=True)
+    assert "it is empty" in why
+    unnamed = values.replace(RECORD, boot_id="")
+    assert "boot" in why_kept(unnamed, HERE, lock_held=False, is_local_disk=True)
 
 
 members = st.builds(
