@@ -11,6 +11,7 @@ Called by: the sidecar, once it is armed; it carries the sweeps out beside its w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from safepool import registry
 from safepool.core.identity import Incarnation, ProcessRow
@@ -77,10 +78,11 @@ def _sweep_of(
         swept_from=ticks(),
         spare=spare,
     )
-    sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
+    look = partial(host.look_all, tags=True, since=target.oldest_birth())
+    sweep = Sweep(host, target, StopPolicy(run.record.grace), look)
 
     def done(sweep: Sweep) -> None:
-        for row in host.look_all(tags=True).alive():
+        for row in look().alive():
             if target.is_of_another(row) and is_witnessed(row, run.record.run_id):
                 note(
                     "warning",
