@@ -11,7 +11,7 @@ to be cheap also with a thousand processes.
   has vanished, and that of the top once more at the end, since orphans arrive there
   during the walk. A kernel without these files gets a walk over all of /proc.
 * Everything is read anew in every look, the tag of a known process as well: a limit can
-  be set at any time (``safepool.detached`` does), and asking costs half a microsecond.
+  be set at any time, and asking costs half a microsecond.
 * Reading a command line or an environment waits for the memory map of the process.
   One in uninterruptible sleep may hold that for ever, so it is not asked.
 
