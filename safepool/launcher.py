@@ -62,7 +62,7 @@ from safepool.host import prctl, title
 from safepool.host.linux import LinuxHost
 from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
-from safepool.sweeper import Sweep
+from safepool.sweeper import Sweep, advance_together
 from safepool.telling import describe
 
 HEAD_START = 0.025
@@ -325,8 +325,7 @@ class Launcher:
         is_time = self._ending_at is not None and (now >= self._ending_at or not self._roster)
         if is_time and self._ending is None:
             self._end_all()
-        for sweep in self._sweeps():
-            sweep.advance()
+        advance_together(self._sweeps(), self._look)
         self._note_deaths()
         if self._roster.settle():
             self._idle_since = now

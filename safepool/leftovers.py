@@ -11,6 +11,7 @@ Called by: the sidecar, once it is armed; it carries the sweeps out beside its w
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from safepool import registry
 from safepool.core.identity import Incarnation, ProcessRow
@@ -127,7 +128,8 @@ def _sweep_of(
         spare=spare,
     )
     sought = replace(target, born_until=None) if _nothing_came_later(target, host) else target
-    sweep = Sweep(host, sought, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
+    look = partial(host.look_all, tags=True, since=target.oldest_birth())
+    sweep = Sweep(host, sought, StopPolicy(run.record.grace), look)
 
     def done(sweep: Sweep) -> None:
         try:

@@ -322,7 +322,7 @@ class Sidecar:
         self._final = SweepTask(sweep, why, lambda _: None)
 
     def _sweep(self, target: Target, grace: float) -> Sweep:
-        look = partial(self._host.look_all, tags=True)
+        look = partial(self._host.look_all, tags=True, since=target.oldest_birth())
         return Sweep(self._host, target, StopPolicy(grace), look, own=self._me)
 
     def _spared(self) -> frozenset[Incarnation]:

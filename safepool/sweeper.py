@@ -2,8 +2,9 @@
 
 :class:`Sweep` is made for poll loops, which have more to do than one sweep: call
 ``advance()`` when ``wake_at`` has come or a descriptor in ``watched`` is readable,
-until ``report`` is there. :func:`run` is such a loop, for callers with nothing else
-to do. Not for use from several threads.
+until ``report`` is there; calls in between cost next to nothing. Sweeps that look at
+the same part of the table advance with :func:`advance_together`. :func:`run` is such
+a loop, for callers with nothing else to do. Not for use from several threads.
 
 * A handle that was opened once stays with its process, so a signal through it can
   meet nobody else. The first few hundred members keep theirs and are watched; more
@@ -11,6 +12,8 @@ to do. Not for use from several threads.
 * A process whose pidfd is readable is dead, whatever an earlier row says, and no
   longer watched: a zombie would keep the poll loop spinning.
 * A member that a look has missed is asked for by pid before it counts as gone.
+* Looks are paid for: after each, deaths alone bring on the next only when as much time
+  has passed as it took. A thousand deaths one after the other are no thousand looks.
 * What goes wrong with one process never stops the sweep of the others.
 
 Called by: launcher, sidecar, the start-up sweep, the command line.
@@ -64,6 +67,8 @@ class Sweep:
         self._living: frozenset[Incarnation] = frozenset()
         self._last_rows: dict[int, ProcessRow] = {}
         self._is_starved = False
+        self._dead: set[Incarnation] = set()
+        self._rested_at = -math.inf
         self._most_watched = MOST_WATCHED
         now = host.now() if start is None else start
         if own is None:
@@ -85,10 +90,36 @@ class Sweep:
         return [handle.fd for handle in self._handles.values()]
 
     def advance(self) -> None:
-        """Look once and do what the planner says. Never waits; raises no OSError."""
-        if self.report is not None:
-            return
-        snapshot = self._see(self._drop_dead())
+        """Look once, if it is time, and do what the planner says. Never waits; raises no OSError.
+
+        It is time when ``wake_at`` has come or a member has died.
+        """
+        if self.is_due():
+            self.step(self._look)
+
+    def is_due(self) -> bool:
+        """Note who has died; True when that or the time is a reason to look again.
+
+        A True is to be followed by ``step``: what it has noted counts as dead there.
+        """
+        if self.report is not None or self.wake_at is None:
+            return False
+        self._dead |= self._drop_dead()
+        now = self._host.now()
+        if now >= self.wake_at or self._living <= self._dead:
+            return True
+        if not self._dead and len(self._handles) >= len(self._living):
+            return False
+        if now >= self._rested_at:
+            return True
+        self.wake_at = min(self.wake_at, self._rested_at)
+        return False
+
+    def step(self, look: Callable[[], Snapshot]) -> None:
+        """Do what the planner says to a look that is taken now, after ``is_due``."""
+        began = self._host.now()
+        dead, self._dead = frozenset(self._dead), set()
+        snapshot = self._see(look, dead)
         now = self._host.now()
         if snapshot is None:
             if now >= self._state.ends_at + planner.BLIND_WAIT:
@@ -106,6 +137,8 @@ class Sweep:
         for signal in step.signals:
             self._deliver(signal)
         self.wake_at = step.look_at
+        ended = self._host.now()
+        self._rested_at = ended + (ended - began)
         if step.look_at is not None and self._is_starved:
             self.wake_at = max(step.look_at, now + _RETRY)
         if step.report is not None:
@@ -138,7 +171,7 @@ class Sweep:
             self._handles.pop(name).close()
         return dead
 
-    def _see(self, dead: frozenset[Incarnation]) -> Snapshot | None:
+    def _see(self, look: Callable[[], Snapshot], dead: frozenset[Incarnation]) -> Snapshot | None:
         """Look, without the dead and with the members that the look has missed.
 
         When there is nothing to look with (EMFILE, ENFILE), the last look without
@@ -146,7 +179,7 @@ class Sweep:
         handles that are open. It proves nobody's absence, so None if none is left.
         """
         try:
-            rows = dict(self._look().rows)
+            rows = dict(look().rows)
             for name in self._living - dead:
                 if name.pid not in rows:
                     row = self._host.row(name.pid)
@@ -159,10 +192,14 @@ class Sweep:
                 self._make_room()
             self._is_starved = True
             rows = dict(self._last_rows)
-        self._last_rows = {pid: r for pid, r in rows.items() if r.incarnation not in dead}
-        left = {row.incarnation for row in self._last_rows.values()}
-        if self._is_starved and self._living.isdisjoint(left):
-            return None
+        for name in dead:
+            if name.pid in rows and rows[name.pid].incarnation == name:
+                del rows[name.pid]
+        self._last_rows = rows
+        if self._is_starved:
+            left = {row.incarnation for row in rows.values()}
+            if self._living.isdisjoint(left):
+                return None
         return Snapshot(self._last_rows, self._host.now())
 
     def _note_command_lines(self) -> None:
@@ -223,6 +260,25 @@ class Sweep:
         """Close ``count`` handles at most, those taken last first."""
         for _ in range(min(count, len(self._handles))):
             self._handles.popitem()[1].close()
+
+
+def advance_together(sweeps: Iterable[Sweep], look: Callable[[], Snapshot]) -> None:
+    """Advance all of ``sweeps`` whose time has come, on one look that they have in common.
+
+    ``look`` reads what the ``look`` of each of them reads. It is taken after all have
+    noted their dead, as each would on its own; a hundred workers that end at once then
+    do not cost a hundred looks at a hundred workers.
+    """
+    due = [sweep for sweep in sweeps if sweep.is_due()]
+    seen: list[Snapshot] = []
+
+    def shared() -> Snapshot:
+        if not seen:
+            seen.append(look())
+        return seen[0]
+
+    for sweep in due:
+        sweep.step(shared)
 
 
 def run(sweep: Sweep) -> SweepReport:

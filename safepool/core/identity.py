@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from typing import NamedTuple
 
 from safepool.core.values import dataclass, field
+
+DEAD_STATES = "ZXx"
+"""State letters of processes that are dead: a zombie exists, but it is."""
 
 
 class Sameness(Enum):
@@ -24,9 +28,10 @@ class Sameness(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, order=True)
-class Incarnation:
+class Incarnation(NamedTuple):
     """One process for ever: ``pid`` and ``start`` (ticks since boot; 0: not known)."""
+
+    # A tuple, since a look at a thousand processes makes and compares thousands of these.
 
     pid: int
     start: int
@@ -65,8 +70,8 @@ class ProcessRow:
 
     @property
     def is_alive(self) -> bool:
-        """True unless it is a zombie or gone: a zombie exists but is dead."""
-        return self.state not in "ZXx"
+        """True unless it is a zombie or gone."""
+        return self.state not in DEAD_STATES
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,19 @@ class Target:
     swept_from: int = 0
     spare: frozenset[Incarnation] = frozenset()
 
+    def oldest_birth(self) -> int:
+        """A tick (since boot) before which no member can have started.
+
+        Roots, the children of the subreaper and bearers are not older than this by
+        themselves, their descendants not by the rule of parentage.
+        """
+        heads = [root.start for root in self.roots]
+        if self.subtree_of is not None:
+            heads.append(self.subtree_of.start)
+        if self.run_id is not None:
+            heads.append(self.born_from)
+        return min(heads, default=0)
+
     def is_of_another(self, row: ProcessRow) -> bool:
         """Was it born between the end of the run and the beginning of this sweep?"""
         return self.is_late(row) and row.start < self.swept_from
@@ -146,13 +159,14 @@ def _heads(
     tags = _tags(target)
     how: dict[int, str] = {}
     for pid, row in living.items():
-        if row.incarnation == top:
+        name = row.incarnation
+        if name == top:
             continue
-        if row.incarnation in target.roots:
+        if name in target.roots:
             how[pid] = "named"
         elif reaper is not None and row.ppid == reaper.pid and row.start >= reaper.start:
             how[pid] = f"child of {reaper.pid}"
-        elif row.incarnation in remembered:
+        elif name in remembered:
             how[pid] = "seen before"
         else:
             witness = _witness(target, tags, row)

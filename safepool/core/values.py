@@ -46,6 +46,7 @@ else:
                 delattr(cls, name)
         cls.__dataclass_names__ = cls.__match_args__ = names
         cls.__dataclass_defaults__ = defaults
+        cls.__dataclass_checks__ = hasattr(cls, "__post_init__")
         cls.__init__ = _init
         cls.__eq__ = _eq
         cls.__repr__ = _repr
@@ -60,6 +61,12 @@ else:
         cls = type(self)
         names = cls.__dataclass_names__
         state = dict(zip(names, args))  # noqa: B905 - the lengths are compared below
+        if len(args) == len(names) and not kwargs:
+            # Rows of processes, by the thousand: their makers name every value.
+            self.__dict__.update(state)
+            if cls.__dataclass_checks__:
+                self.__post_init__()
+            return
         if len(args) + len(kwargs) < len(names):
             for name, default in cls.__dataclass_defaults__.items():
                 if name not in state and name not in kwargs:
@@ -72,9 +79,8 @@ else:
         if len(state) != len(names) or len(args) > len(names):
             _complain(cls, names, args, kwargs, state)
         self.__dict__.update(state)
-        check = getattr(cls, "__post_init__", None)
-        if check is not None:
-            check(self)
+        if cls.__dataclass_checks__:
+            self.__post_init__()
 
     def _complain(cls, names, args, kwargs, state):
         if len(args) > len(names):

@@ -65,8 +65,11 @@ class Host(Protocol):
         Empty when ``pid`` is not there.
         """
 
-    def look_all(self, *, tags: bool) -> Snapshot:
-        """Return the rows of all visible processes, with tag and mark if ``tags``."""
+    def look_all(self, *, tags: bool, since: int = 0) -> Snapshot:
+        """Return the rows of all visible processes, with tag and mark if ``tags``.
+
+        ``since``: leave the witnesses of those unread that started before that tick.
+        """
 
     def row(self, pid: int) -> ProcessRow | None:
         """Return the row of ``pid``, without tag and mark; None when it is not there."""

@@ -10,6 +10,8 @@ to be cheap also with a thousand processes.
   only sure while no child ends. So a list is read again when one of its children
   has vanished, and that of the top once more at the end, since orphans arrive there
   during the walk. A kernel without these files gets a walk over all of /proc.
+* Everything is read anew in every look, the tag of a known process as well: a limit can
+  be set at any time, and asking costs half a microsecond.
 * Reading a command line or an environment waits for the memory map of the process.
   One in uninterruptible sleep may hold that for ever, so it is not asked.
 
@@ -24,8 +26,9 @@ import resource
 import shlex
 import signal
 import time
+from typing import NamedTuple
 
-from safepool.core.identity import Incarnation, ProcessRow, Snapshot
+from safepool.core.identity import DEAD_STATES, Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import MARK_VARIABLE, is_tag, is_tag_of_run
 from safepool.core.planner import Sig
 from safepool.host.base import Handle, NoHandle, Sending
@@ -101,34 +104,32 @@ class LinuxHost:
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         """Return ``pid`` and its descendants; see the contract in the base module."""
         taken = self.now()
-        if self._has_children_files:
-            rows = _walk_children(pid)
-        else:
-            rows = _walk_parents(pid, self.look_all(tags=False))
-        for row in list(rows.values()):
-            if row.pid == pid or not row.is_alive:
-                continue
-            if row.ppid == pid:
-                rows[row.pid] = self._with_lineage(row, run_id)
-            else:
-                rows[row.pid] = _marked(row, self.read_tag(row.pid), None)
+        stats = _walk_children(pid) if self._has_children_files else _walk_parents(pid)
+        rows = {}
+        for found, stat in stats.items():
+            tag, mark = None, None
+            if found != pid and stat.is_alive:
+                tag = self.read_tag(found)
+                if stat.ppid == pid and not _is_answer(tag, run_id):
+                    mark = self._mark_of(found, stat)
+            rows[found] = stat.row(found, tag, mark)
         return Snapshot(rows, taken)
 
-    def look_all(self, *, tags: bool) -> Snapshot:
+    def look_all(self, *, tags: bool, since: int = 0) -> Snapshot:
         """Return all visible processes; see the contract in the base module."""
         taken = self.now()
         rows = {}
-        for name in os.listdir("/proc"):
-            if name.isdecimal():
-                row = self.row(int(name))
-                if row is not None:
-                    rows[row.pid] = self._with_witnesses(row) if tags and row.is_alive else row
+        for pid, stat in _read_everybody().items():
+            if tags and stat.is_alive and stat.start >= since:
+                rows[pid] = stat.row(pid, self.read_tag(pid), self._mark_of(pid, stat))
+            else:
+                rows[pid] = stat.row(pid)
         return Snapshot(rows, taken)
 
     def row(self, pid: int) -> ProcessRow | None:
         """Return the row of ``pid``, or None."""
-        read = _read_row(pid)
-        return None if read is None else read[0]
+        stat = _read_stat(pid)
+        return None if stat is None else stat.row(pid)
 
     def incarnation(self, pid: int) -> Incarnation | None:
         """Return the incarnation of ``pid``, or None."""
@@ -229,17 +230,28 @@ class LinuxHost:
             return NoHandle.GONE
         return None
 
-    def _with_lineage(self, row: ProcessRow, run_id: str | None) -> ProcessRow:
-        """Add the tag, and the mark where the tag does not answer the question."""
-        tag = self.read_tag(row.pid)
-        is_enough = tag is not None and (run_id is None or is_tag_of_run(tag, run_id))
-        return _marked(row, tag, None if is_enough else self._mark_of(row))
+    def _mark_of(self, pid: int, stat: _Stat) -> str | None:
+        return None if stat.state == "D" else self.read_mark(pid)
 
-    def _with_witnesses(self, row: ProcessRow) -> ProcessRow:
-        return _marked(row, self.read_tag(row.pid), self._mark_of(row))
 
-    def _mark_of(self, row: ProcessRow) -> str | None:
-        return None if row.state == "D" else self.read_mark(row.pid)
+class _Stat(NamedTuple):
+    """What /proc/PID/stat tells, less the pid."""
+
+    start: int
+    ppid: int
+    state: str
+    group: int
+    session: int
+    threads: int
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state not in DEAD_STATES
+
+    def row(self, pid: int, tag: int | None = None, mark: str | None = None) -> ProcessRow:
+        return ProcessRow(
+            pid, self.start, self.ppid, self.state, self.group, self.session, tag, mark
+        )
 
 
 def _refuse(pid: int) -> None:
@@ -248,8 +260,9 @@ def _refuse(pid: int) -> None:
         raise ValueError(f"refusing to signal process {pid}")
 
 
-def _marked(row: ProcessRow, tag: int | None, mark: str | None) -> ProcessRow:
-    return ProcessRow(row.pid, row.start, row.ppid, row.state, row.group, row.session, tag, mark)
+def _is_answer(tag: int | None, run_id: str | None) -> bool:
+    """Does the tag alone say whose a process is, so that its mark need not be read?"""
+    return tag is not None and (run_id is None or is_tag_of_run(tag, run_id))
 
 
 def _read(path: str, most: int) -> bytes | None:
@@ -275,8 +288,8 @@ def _read(path: str, most: int) -> bytes | None:
         os.close(fd)
 
 
-def _read_row(pid: int) -> tuple[ProcessRow, int] | None:
-    """The row of ``pid`` and how many threads it has."""
+def _read_stat(pid: int) -> _Stat | None:
+    """What the kernel says of ``pid`` now; None when it is not there."""
     data = _read(f"/proc/{pid}/stat", _CHUNK)
     if not data:
         return None
@@ -285,47 +298,56 @@ def _read_row(pid: int) -> tuple[ProcessRow, int] | None:
     if state == "Z" and threads > 1:
         # Only its first thread has ended (pthread_exit); the process lives.
         state = "S"
-    row = ProcessRow(
-        pid,
+    return _Stat(
         int(fields[_START]),
         int(fields[_PPID]),
         state,
         int(fields[_GROUP]),
         int(fields[_SESSION]),
+        threads,
     )
-    return row, threads
 
 
-def _walk_children(top: int) -> dict[int, ProcessRow]:
-    """The row of ``top`` and of all its descendants, from the kernel's lists of children."""
-    read = _read_row(top)
-    if read is None:
+def _read_everybody() -> dict[int, _Stat]:
+    """Every process that is visible."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    return {pid: stat for pid in pids if (stat := _read_stat(pid)) is not None}
+
+
+def _walk_children(top: int) -> dict[int, _Stat]:
+    """``top`` and all its descendants, from the kernel's lists of children."""
+    own = _read_stat(top)
+    if own is None:
         return {}
-    rows = {top: read[0]}
-    waiting = [(top, read[1])]
+    stats = {top: own}
+    waiting = [(top, own)]
     for _ in range(_REREADS):
         while waiting:
-            waiting.extend(_read_children(*waiting.pop(), rows))
-        waiting = _read_children(top, read[1], rows)
+            waiting.extend(_read_children(*waiting.pop(), stats))
+        waiting = _read_children(top, own, stats)
         if not waiting:
             break
-    return rows
+    return stats
 
 
-def _read_children(pid: int, threads: int, rows: dict[int, ProcessRow]) -> list[tuple[int, int]]:
-    """Add the children of ``pid`` that are not in ``rows``; return them with their threads."""
+def _read_children(pid: int, parent: _Stat, stats: dict[int, _Stat]) -> list[tuple[int, _Stat]]:
+    """Add the children of ``pid`` that are not in ``stats``; return those that may have some.
+
+    The dead have none: the kernel gives them away before it calls the parent dead.
+    """
     new = []
     for _ in range(_REREADS):
         is_sure = True
-        for child in _list_children(pid, threads):
-            if child in rows:
+        for child in _list_children(pid, parent.threads):
+            if child in stats:
                 continue
-            read = _read_row(child)
-            if read is None:
+            stat = _read_stat(child)
+            if stat is None:
                 is_sure = False
-            else:
-                rows[child] = read[0]
-                new.append((child, read[1]))
+                continue
+            stats[child] = stat
+            if stat.is_alive:
+                new.append((child, stat))
         if is_sure:
             break
     return new
@@ -347,14 +369,15 @@ def _list_children(pid: int, threads: int) -> list[int]:
     return children
 
 
-def _walk_parents(top: int, snapshot: Snapshot) -> dict[int, ProcessRow]:
+def _walk_parents(top: int) -> dict[int, _Stat]:
     """The same as ``_walk_children`` by the parent of every process there is."""
-    rows = {top: snapshot.rows[top]} if top in snapshot.rows else {}
+    everybody = _read_everybody()
+    stats = {top: everybody[top]} if top in everybody else {}
     size = 0
-    while len(rows) > size:
-        size = len(rows)
-        rows.update((pid, row) for pid, row in snapshot.rows.items() if row.ppid in rows)
-    return rows
+    while len(stats) > size:
+        size = len(stats)
+        stats.update((pid, stat) for pid, stat in everybody.items() if stat.ppid in stats)
+    return stats
 
 
 def _limit_in_file(pid: int) -> int:
@@ -369,6 +392,8 @@ def _limit_in_file(pid: int) -> int:
 def _printable(raw: bytes) -> str:
     """Text that cannot move the cursor or end the line of a log."""
     text = raw.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

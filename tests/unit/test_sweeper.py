@@ -71,7 +71,7 @@ class Stand:
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         return self.look()
 
-    def look_all(self, *, tags: bool) -> Snapshot:
+    def look_all(self, *, tags: bool, since: int = 0) -> Snapshot:
         return self.look()
 
     def row(self, pid: int) -> ProcessRow | None:
