@@ -82,8 +82,8 @@ def _left_alone(runs: list[registry.FoundRun]) -> str:
     """Say which records nobody acts upon, and why; the first few by name."""
     named = [f"{run.path!r}: {run.judgement.reason}" for run in runs[:_NAMED]]
     more = [f"and {len(runs) - _NAMED} more"] if len(runs) > _NAMED else []
-    text = f"records left alone, since nothing is proven: {'; '.join(more + named)}"
-    return text[:_LONGEST]
+    text = f"{len(runs)} records left alone, since nothing is proven about them: "
+    return (text + "; ".join(named + more))[:_LONGEST]
 
 
 def _nothing_came_later(target: Target, host: Host) -> bool:

@@ -127,8 +127,10 @@ class RunFiles:
 
     def give_sign_of_life(self) -> OSError | None:
         """Note that the run lives now; the sidecar calls it every ``HEARTBEAT`` seconds."""
+        # The wall clock may be set between this and its reading. So the time of the last access,
+        # which nobody needs, tells it in seconds since boot; it is never read otherwise.
         try:
-            os.utime(self._path("lock"))
+            os.utime(self._path("lock"), ns=(int(_since_boot() * 1e9), time.time_ns()))
         except OSError as error:
             return error
         return None
@@ -141,12 +143,14 @@ class RunFiles:
         Without a lock file 0, after which everything has started.
         """
         try:
-            written = os.stat(self._path("lock")).st_mtime
+            found = os.stat(self._path("lock"))
         except OSError:
             return 0
-        age = max(0.0, time.time() - written - HEARTBEAT)
-        # The clock that start times are counted in: it goes on while the machine is suspended.
-        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+        now = _since_boot()
+        age = now - found.st_atime_ns / 1e9
+        if age < 0:  # no sign was given yet, or a program has read the file: that is wall time
+            age = time.time() - found.st_mtime
+        age = max(0.0, age - HEARTBEAT)
         return max(0, int((now - age) * os.sysconf("SC_CLK_TCK")))
 
     def append_log(self, text: str) -> OSError | None:
@@ -244,6 +248,11 @@ def _write_whole(path: str, data: bytes) -> None:
     except BaseException:
         _unlink(part)
         raise
+
+
+def _since_boot() -> float:
+    """Now, by the clock that start times are counted in: it goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _age(name: str, fd: int, now: float) -> float:

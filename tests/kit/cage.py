@@ -51,6 +51,9 @@ class Cage(Protocol):
     def event_fd(self) -> int | None:
         """A descriptor with a priority event when the cage may have become empty."""
 
+    def freeze(self, frozen: bool) -> bool:
+        """Let nothing in the cage run, or go on; False where that cannot be done."""
+
     def kill(self) -> None:
         """Send SIGKILL to everything in the cage."""
 
@@ -103,6 +106,12 @@ class Cgroup:
     def event_fd(self) -> int | None:
         return self._events
 
+    def freeze(self, frozen: bool) -> bool:
+        (self.folder / "cgroup.freeze").write_text(str(int(frozen)))
+        is_done = f"frozen {int(frozen)}\n".encode()
+        truth.until(lambda: is_done in os.pread(self._events, 100, 0), "the cage does not freeze")
+        return True
+
     def kill(self) -> None:
         (self.folder / "cgroup.kill").write_text("1")
 
@@ -146,6 +155,9 @@ class Keepers:
 
     def event_fd(self) -> int | None:
         return None
+
+    def freeze(self, frozen: bool) -> bool:
+        return False
 
     def kill(self) -> None:
         # Stopped first: one that forks as fast as it is killed would get away.

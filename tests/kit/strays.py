@@ -66,6 +66,21 @@ time.sleep({LIFE})
 """
 
 
+CLOSED = f"""
+import ctypes, time
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+print("ready", flush=True)
+time.sleep({LIFE})
+"""
+
+PORT = f"""
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print("ready", flush=True)
+time.sleep({LIFE})
+"""
+
+
 def lose_tag() -> None:
     """Reset the limit that the tag is."""
     hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
@@ -174,6 +189,8 @@ STRAYS: dict[str, Callable[[], int]] = {
     "stopped": stopped,
     "traced": lambda: program(TRACED),
     "vfork": in_vfork,
+    "port": lambda: program(PORT),
+    "closed": lambda: program(CLOSED),
     "user": lambda: daemon(os.environ, user=NOBODY),
     "namespace": in_a_namespace,
 }

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -73,10 +73,12 @@ class Outcome:
 class Play:
     """One owner with all strays, before and after something is killed."""
 
-    def __init__(self, jail: Jail, method: str) -> None:
+    def __init__(
+        self, jail: Jail, method: str, names: Iterable[str], before: Iterable[str]
+    ) -> None:
         self.jail = jail
-        self.names = [name for name in STRAYS if IS_ROOT or name not in NEED_ROOT]
-        self.owner = jail.script(OWNER, method, *self.names)
+        self.names = [name for name in names if IS_ROOT or name not in NEED_ROOT]
+        self.owner = jail.script(OWNER, method, *self.names, before=before)
         self.workers = [line.pid for line in jail.hear("worker", 2)]
         self.launchers = {truth.parent(pid) for pid in self.workers}
         words = [line.text.split() for line in jail.hear("stray", len(self.names))]
@@ -87,15 +89,6 @@ class Play:
         """The tactics of which somebody lives."""
         living = self.jail.pids()
         return {name for name, pid in self.pids.items() if members(pid, living)}
-
-    def kill(self, *pids: int) -> None:
-        """SIGKILL in one instant: all are stopped before the first is killed."""
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        for pid in pids:
-            truth.until(lambda pid=pid: truth.state(pid) in "Tt", "it does not stop")  # type: ignore[misc]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
 
     def told(self) -> dict[int, str]:
         """How those that were ended had been found, as safepool said it."""
@@ -125,23 +118,29 @@ def until_or_late(claim: Callable[[], bool]) -> None:
         truth.until(claim, "", BOUND)
 
 
-def play(situation: str, method: str, jail: Jail) -> Outcome:
-    """Kill somebody, and see what becomes of all strays, then end the owner as well."""
-    stage = Play(jail, method)
+def play(
+    situation: str,
+    method: str,
+    jail: Jail,
+    names: Iterable[str] = STRAYS,
+    before: Iterable[str] = (),
+) -> Outcome:
+    """Kill somebody, and see what becomes of the strays, then end the owner as well."""
+    stage = Play(jail, method, names, before)
     assert stage.left() == set(stage.names)
     expected = LAYERS[situation]
     if situation == "owner":
-        stage.kill(stage.owner.pid)
+        stage.owner.send(signal.SIGKILL)
     elif situation == "worker":
-        stage.kill(*stage.workers)
+        jail.kill_at_once(stage.workers)
     elif situation == "launcher":
-        stage.kill(*stage.launchers)
+        jail.kill_at_once(stage.launchers)
     else:
-        stage.kill(stage.owner.pid, *truth.sidecars(stage.owner.pid), *stage.launchers)
+        jail.kill_at_once([stage.owner.pid, *truth.sidecars(stage.owner.pid), *stage.launchers])
         for pid in stage.workers:
             assert truth.wait_gone(pid, BOUND), "the kernel ends workers with their launcher"
         assert stage.left() == set(stage.names), "there is nobody who could have ended them"
-        console = Console(jail, method, name="next")
+        console = Console(jail, method, name="next", before=before)
         console.ask("map")
         stage.readers.append(console.owner)
     outcome = stage.outcome(expected)
@@ -196,6 +195,56 @@ def test_who_is_left_in_the_end(case: tuple[str, str, Outcome]) -> None:
     assert case[2].at_the_end == ({"no_witness"} if is_lost else set())
 
 
+AS_A_USER = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+"""Root without its powers: it may see and end only what a user may see and end of his own."""
+needs_setpriv = pytest.mark.skipif(
+    not IS_ROOT or not shutil.which("setpriv"), reason="needs root and setpriv"
+)
+
+
+@needs_setpriv
+@pytest.mark.parametrize("situation", LAYERS)
+def test_a_stray_that_nobody_may_look_into(situation: str, jail: Jail) -> None:
+    """Like ssh-agent: environment and memory are closed to other processes of the same user."""
+    outcome = play(situation, "fork", jail, ["closed"], AS_A_USER)
+    assert outcome.layers == {"closed": LAYERS[situation]["closed"]}
+
+
+INNER = """
+    from safepool import get_context
+    from tests.kit import villains
+
+    def outer(_):
+        pool = get_context("fork").Pool(1, grace=0.3)
+        result = pool.apply_async(villains.daemon_empty_env)
+        say("worker", str(os.getppid()))
+        result.get()
+
+    if __name__ == "__main__":
+        pool = get_context("fork").Pool(1, grace=0.3)
+        pool.apply_async(outer, (1,))
+        sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("situation", LAYERS)
+def test_a_pool_within_a_task(situation: str, jail: Jail) -> None:
+    """It is a run of its own: its guards end it when its owner, the worker, is dead.
+
+    Also when all guards of the outer run were killed; no next start is needed then.
+    """
+    owner = jail.script(INNER)
+    jail.hear("ready")
+    (line,) = jail.hear("worker")
+    launcher = int(line.text)
+    outer = {owner.pid, launcher, *truth.sidecars(owner.pid)}
+    ours = {"owner": {owner.pid}, "worker": {line.pid}, "launcher": {launcher}, "all": outer}
+    inner = set(truth.descendants(line.pid))
+    assert [pid for pid in inner if truth.command_line(pid).startswith("/bin/sleep")]
+    jail.kill_at_once(ours[situation])
+    truth.until(lambda: not [pid for pid in inner if truth.is_alive(pid)], "the inner run", BOUND)
+
+
 # -- what may not be ended ---------------------------------------------------------------------
 
 SET_USER_ID = """
@@ -215,11 +264,8 @@ SET_USER_ID = """
         pool.map(start, range(1))
 """
 
-AS_A_USER = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-"""Root without its powers: it may end only processes of user 0, as a user may end his own."""
 
-
-@pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="needs root and setpriv")
+@needs_setpriv
 def test_a_program_that_became_another_user_is_reported(jail: Jail) -> None:
     """As with sudo: the system refuses the signal, and safepool says who is left.
 

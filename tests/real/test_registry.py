@@ -1019,6 +1019,26 @@ def test_the_last_sign_of_life_bounds_what_a_run_can_have_started(folder: str) -
     assert files.last_sign_of_life() == 0
 
 
+@pytest.mark.parametrize("step", [-86400.0, 0.0, 86400.0])
+def test_a_clock_that_is_set_does_not_move_the_end_of_a_run(
+    folder: str, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """The last sign of life was given 200 s ago, whatever the wall clock says by now."""
+    files = registry.RunFiles.create(folder, record_of(new_id()))
+    path = os.path.join(folder, f"{files.run_id}.lock")
+    try:
+        assert files.give_sign_of_life() is None
+        given = os.stat(path)
+        os.utime(path, ns=(given.st_atime_ns - 200 * 10**9, given.st_mtime_ns - 200 * 10**9))
+        wall = time.time() + step
+        monkeypatch.setattr(time, "time", lambda: wall)
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        silent = now - files.last_sign_of_life() / os.sysconf("SC_CLK_TCK")
+        assert silent == pytest.approx(200 - files_module.HEARTBEAT, abs=5)
+    finally:
+        files.retire()
+
+
 @example("")
 @example("../../etc/passwd")
 @example("F" * 32)
