@@ -183,12 +183,13 @@ class Recorder(LinuxHost):
 
 
 def person(pid: int, known: object = ()) -> Person:
-    stat = truth.fields(pid)
+    # The badge first: one that ends in between is told as gone, not as one without a badge.
+    badge, stat = family.badge(pid), truth.fields(pid)
     if not stat:
         return Person(pid, 0, 0, "", 0, is_known=False)
     start = int(stat[19])
     is_known = Incarnation(pid, start) in known  # type: ignore[operator]
-    return Person(pid, start, int(stat[1]), stat[0], family.badge(pid), is_known)
+    return Person(pid, start, int(stat[1]), stat[0], badge, is_known)
 
 
 def _children(pid: int) -> list[int]:
