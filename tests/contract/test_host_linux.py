@@ -196,6 +196,37 @@ signal.pause()
         assert len(host.look_subtree(process.pid).rows) == count + 1
 
 
+def test_the_dead_have_no_children(host: LinuxHost) -> None:
+    """What the look relies on when it asks no zombie for its children: they have gone up."""
+    source = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from safepool.host import prctl
+prctl.set_child_subreaper()
+reader, writer = os.pipe()
+middle = os.fork()
+if middle == 0:
+    for _ in range(50):
+        if os.fork() == 0:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+    os._exit(0)
+os.waitid(os.P_PID, middle, os.WEXITED | os.WNOWAIT)
+print('ready', flush=True)
+time.sleep(120)
+"""
+    root = str(Path(linux.__file__).parents[2])
+    with started(sys.executable, "-S", "-E", "-c", source, root) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        rows = host.look_subtree(process.pid).rows
+        zombies = [row for row in rows.values() if not row.is_alive]
+        orphans = [row for row in rows.values() if row.is_alive and row.pid != process.pid]
+        assert (len(zombies), len(orphans)) == (1, 50)
+        assert {row.ppid for row in orphans} == {process.pid}
+
+
 def test_the_subtree_of_nobody_is_empty(host: LinuxHost) -> None:
     """A pid that is not there is no error."""
     with started(*SLEEP) as process:
@@ -261,6 +292,16 @@ def test_tag_and_mark_are_read(host: LinuxHost) -> None:
         row = host.look_all(tags=True).rows[process.pid]
         assert (row.tag, row.mark) == (tag_of(RUN, 7), mark)
         assert linux._limit_in_file(process.pid) == tag_of(RUN, 7)
+
+
+def test_the_witnesses_of_elders_are_left_out(host: LinuxHost) -> None:
+    """Who started before ``since`` has a row all the same; at that very tick it counts."""
+    with tagged(tag_of(RUN, 7), extend(None, RUN, 7)) as process:
+        start = name_of(host, process.pid).start
+        for since, tag in ((start, tag_of(RUN, 7)), (start + 1, None)):
+            row = host.look_all(tags=True, since=since).rows[process.pid]
+            assert (row.start, row.tag) == (start, tag)
+            assert (row.mark is None) == (tag is None)
 
 
 def test_an_ordinary_limit_is_no_tag(host: LinuxHost) -> None:

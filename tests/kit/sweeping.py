@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,11 @@ KILL_TIMEOUT = 20.0
 class Order:
     """What to build and how to sweep it.
 
-    ``aim``: "subtree" as a launcher does when its owner is gone, "worker" for the first
-    worker alone, "table" by tag in the table of all processes, as a sidecar does.
-    ``graces``: one sweep for each, all at once. ``cut``: the first one is given up after
-    so many steps, and another begins in its place; 0: it is not.
+    ``aim``: "subtree" as a launcher does when its owner is gone; "worker" for the first
+    worker alone; "each" with a sweep for every worker, as the end of a pool has; "table"
+    by tag in the table of all processes, as a sidecar does. ``graces``: so many sweeps of
+    each target, all at once. ``cut``: the first one is given up after so many rounds, and
+    another begins in its place; 0: it is not.
     """
 
     plan: list[Relative]
@@ -101,8 +103,9 @@ class Shot:
 
 @dataclass
 class Trace:
-    """What one sweep did; instants are monotonic."""
+    """What one sweep did; instants are monotonic. ``worker``: the one it swept; 0: all."""
 
+    worker: int
     grace: float
     began: float
     looks: list[float] = field(default_factory=list)
@@ -114,13 +117,18 @@ class Trace:
 
 @dataclass
 class Record:
-    """All that happened: ``pids`` in the order of the plan, ``before`` what they were."""
+    """All that happened: ``pids`` in the order of the plan, ``before`` what they were.
+
+    ``looks``: how often the table was read; ``traces`` have the looks of each sweep, which
+    may have been the same ones. ``open_files``: their number before and after.
+    """
 
     me: int
     pids: list[int]
     before: list[Person]
     traces: list[Trace]
     shots: list[Shot]
+    looks: int
     open_files: list[int]
 
     @staticmethod
@@ -136,6 +144,7 @@ class Record:
             [Shot(**{**one, "target": Person(**one["target"]), "parent": Person(**one["parent"]),
                      "children": [Person(**p) for p in one["children"]]})
              for one in raw["shots"]],
+            raw["looks"],
             raw["open_files"],
         )  # fmt: skip
 
@@ -174,12 +183,13 @@ class Recorder(LinuxHost):
 
 
 def person(pid: int, known: object = ()) -> Person:
-    stat = truth.fields(pid)
+    # The badge first: one that ends in between is told as gone, not as one without a badge.
+    badge, stat = family.badge(pid), truth.fields(pid)
     if not stat:
         return Person(pid, 0, 0, "", 0, is_known=False)
     start = int(stat[19])
     is_known = Incarnation(pid, start) in known  # type: ignore[operator]
-    return Person(pid, start, int(stat[1]), stat[0], family.badge(pid), is_known)
+    return Person(pid, start, int(stat[1]), stat[0], badge, is_known)
 
 
 def _children(pid: int) -> list[int]:
@@ -211,6 +221,7 @@ class Stage:
         self._host = LinuxHost()
         self._me = Incarnation(os.getpid(), truth.started(os.getpid()))
         self._shots: list[Shot] = []
+        self._looks = 0
 
     def obey(self, order: Order) -> Record:
         """Build and sweep."""
@@ -223,64 +234,72 @@ class Stage:
         pids = family.build(order.plan, tags)
         before = [person(pid) for pid in pids]
         self._shots = []
+        self._looks = 0
         files = len(truth.open_files())
-        worker = Incarnation(pids[0], truth.started(pids[0]))
-        target = self._target(order.aim, worker, born_from)
-        traces = self._sweep(order, target)
+        targets = self._targets(order, pids, born_from)
+        traces = self._sweep(order, targets)
         open_files = [files, len(truth.open_files())]
-        return Record(self._me.pid, pids, before, traces, self._shots, open_files)
+        return Record(self._me.pid, pids, before, traces, self._shots, self._looks, open_files)
 
-    def _target(self, aim: str, worker: Incarnation, born_from: int) -> Target:
-        if aim == "subtree":
-            return Target(subtree_of=self._me)
-        if aim == "table":
-            return Target(run_id=self._run_id, born_from=born_from)
-        return Target(
-            roots=frozenset([worker]),
-            run_id=self._run_id,
-            workers=frozenset([1]),
-            born_from=worker.start,
-        )
+    def _targets(self, order: Order, pids: list[int], born_from: int) -> dict[int, Target]:
+        """What to sweep, by worker; 0 stands for all of them."""
+        if order.aim == "subtree":
+            return {0: Target(subtree_of=self._me)}
+        if order.aim == "table":
+            return {0: Target(run_id=self._run_id, born_from=born_from)}
+        workers = [pid for pid, one in zip(pids, order.plan, strict=True) if one.parent < 0]
+        names = [Incarnation(pid, truth.started(pid)) for pid in workers]
+        targets = {
+            number: Target(
+                roots=frozenset([name]),
+                run_id=self._run_id,
+                workers=frozenset([number]),
+                born_from=name.start,
+            )
+            for number, name in enumerate(names, 1)
+        }
+        return targets if order.aim == "each" else {1: targets[1]}
 
-    def _look(self, aim: str, target: Target) -> Snapshot:
-        if aim == "table":
+    def _look(self, order: Order, target: Target) -> Snapshot:
+        self._looks += 1
+        if order.aim == "table":
             return self._host.look_all(tags=True, since=target.oldest_birth())
         return self._host.look_subtree(self._me.pid, self._run_id)
 
-    def _sweep(self, order: Order, target: Target) -> list[Trace]:
+    def _sweep(self, order: Order, targets: dict[int, Target]) -> list[Trace]:
         """Carry all sweeps out, side by side, as a launcher does."""
         traces: list[Trace] = []
-        sweeps: list[Sweep] = []
+        sweeps: list[Watched] = []
+        look = partial(self._look, order, next(iter(targets.values())))
 
-        def begin(grace: float) -> None:
-            trace = Trace(grace, time.monotonic())
+        def begin(worker: int, grace: float) -> None:
+            trace = Trace(worker, grace, time.monotonic())
             host = Recorder(len(traces), trace, self._shots)
             policy = StopPolicy(grace, KILL_TIMEOUT)
-            sweep = Watched(host, target, policy, look, start=trace.began, own=self._me)
+            sweep = Watched(host, targets[worker], policy, look, start=trace.began, own=self._me)
             sweep.trace, host.sweep = trace, sweep
             traces.append(trace)
             sweeps.append(sweep)
 
-        def look() -> Snapshot:
-            return self._look(order.aim, target)
-
-        for grace in order.graces:
-            begin(grace)
-        steps = 0
+        for worker in targets:
+            for grace in order.graces:
+                begin(worker, grace)
+        rounds = 0
         while any(sweep.report is None for sweep in sweeps):
             advance_together(sweeps, look)
             _reap()
-            steps += 1
-            if steps == order.cut:
-                sweeps.pop(0).close()
-                begin(order.graces[0])
+            rounds += 1
+            if rounds == order.cut:
+                given_up = sweeps.pop(0)
+                given_up.close()
+                begin(given_up.trace.worker, given_up.trace.grace)
             _wait([sweep for sweep in sweeps if sweep.report is None])
-        for trace, sweep in zip(traces[len(traces) - len(sweeps) :], sweeps, strict=True):
-            _tell(trace, sweep)
+        for sweep in sweeps:
+            _tell(sweep)
         return traces
 
 
-def _wait(sweeps: list[Sweep]) -> None:
+def _wait(sweeps: list[Watched]) -> None:
     """Wait for what the sweeps wait for."""
     poll = select.poll()
     for sweep in sweeps:
@@ -291,8 +310,8 @@ def _wait(sweeps: list[Sweep]) -> None:
         poll.poll(max(0.0, until - time.monotonic()) * 1000)
 
 
-def _tell(trace: Trace, sweep: Sweep) -> None:
-    report = sweep.report
+def _tell(sweep: Watched) -> None:
+    trace, report = sweep.trace, sweep.report
     assert report is not None
     trace.finished = report.finished_at
     for one in report.ended:

@@ -487,6 +487,35 @@ def test_no_look_makes_a_step_fail_or_signal_the_spared(
         state = step.state
 
 
+def test_no_member_is_older_than_the_oldest_that_can_head_a_tree() -> None:
+    """The earliest of roots, subreaper and, where tag and mark count, the run's beginning."""
+    assert Target(run_id=RUN, born_from=200).oldest_birth() == 200
+    assert Target(run_id=RUN, born_from=200, roots=names(30)).oldest_birth() == 200
+    assert Target(run_id=RUN, born_from=200, roots=names(10, 30)).oldest_birth() == 100
+    assert Target(run_id=RUN, born_from=200, subtree_of=name(5)).oldest_birth() == 50
+    assert Target(roots=names(10, 30)).oldest_birth() == 100, "born_from is for bearers only"
+    assert Target().oldest_birth() == 0
+
+
+@given(any_target, any_look, any_look)
+def test_the_witnesses_of_elders_do_not_matter(
+    target: Target, first_look: Snapshot, second_look: Snapshot
+) -> None:
+    """Whoever is older than ``oldest_birth`` is no member, whatever its tag and mark say."""
+    oldest = target.oldest_birth()
+    state = begin(target, POLICY, 0.0)
+    unread = state
+    for snapshot in (first_look, second_look):
+        state = advance(state, snapshot, 0.0).state
+        rows = {
+            pid: one if one.start >= oldest else replace(one, tag=None, mark=None)
+            for pid, one in snapshot.rows.items()
+        }
+        unread = advance(unread, Snapshot(rows), 0.0).state
+    assert unread == state
+    assert all(name.start >= oldest for name in state.members)
+
+
 @dataclass
 class Player:
     """A process of the table, and how it takes signals."""

@@ -18,7 +18,7 @@ from safepool.core.planner import Sig, Target
 from safepool.core.policy import StopPolicy
 from safepool.core.values import replace
 from safepool.host.base import Handle, NoHandle, Sending
-from safepool.sweeper import Sweep, run
+from safepool.sweeper import Sweep, advance_together, run
 from tests.kit import truth
 
 POLICY = StopPolicy(4.0, 1.0)
@@ -53,6 +53,8 @@ class Stand:
 
     def __init__(self, *pids: int) -> None:
         self.clock = 0.0
+        self.looks = 0
+        self.cost_of_a_look = 0.0
         self.rows = {pid: ProcessRow(pid, pid, 5) for pid in (5, *pids)}
         self.sent: list[tuple[int, Sig]] = []
         self.denied: set[int] = set()
@@ -63,6 +65,8 @@ class Stand:
         self.pipes: dict[int, Pipe] = {}
 
     def look(self) -> Snapshot:
+        self.looks += 1
+        self.clock += self.cost_of_a_look
         if self.is_blind:
             raise OSError(errno.ENFILE, "no descriptors")
         rows = {pid: row for pid, row in self.rows.items() if pid not in self.hidden}
@@ -313,3 +317,152 @@ def test_a_recycled_pid_gets_nothing() -> None:
     sweep.advance()
     assert stand.sent == []
     sweep.close()
+
+
+# -- how often is looked ---------------------------------------------------------------
+
+
+def test_a_call_before_its_time_does_not_look() -> None:
+    """Poll loops have other business: being called for that costs no look."""
+    stand = Stand(10)
+    sweep = stand.sweep()
+    sweep.advance()
+    assert stand.looks == 1
+    assert sweep.wake_at is not None
+    for _ in range(5):
+        sweep.advance()
+    assert stand.looks == 1
+    stand.clock = sweep.wake_at
+    sweep.advance()
+    assert stand.looks == 2
+    stand.end(10)
+    sweep.advance()
+    assert stand.looks == 3
+    finish(stand, sweep)
+
+
+def test_many_deaths_one_after_the_other_are_few_looks() -> None:
+    """After a look, deaths wait as long as it took; then all of them have one look."""
+    stand = Stand(*range(10, 210))
+    stand.cost_of_a_look = 0.05
+    sweep = stand.sweep()
+    sweep.advance()
+    for pid in range(10, 210):
+        stand.clock += 0.005
+        stand.end(pid)
+        sweep.advance()
+        # Every death is noticed at once all the same: its pidfd would keep the loop spinning.
+        assert pid == 209 or len(sweep.watched) == 209 - pid
+    assert stand.looks <= 2 + stand.clock / (2 * stand.cost_of_a_look)
+    finish(stand, sweep)
+    assert sweep.report is not None
+    assert len(sweep.report.ended) == 200
+
+
+def test_the_last_death_is_looked_at_at_once() -> None:
+    """However long a look takes: when nobody is left there is nothing to save."""
+    stand = Stand(10, 11)
+    stand.cost_of_a_look = 10.0
+    sweep = stand.sweep(StopPolicy(100.0))
+    sweep.advance()
+    stand.end(10)
+    sweep.advance()
+    assert stand.looks == 1, "the other one is alive, and the look has just been taken"
+    assert sweep.wake_at is not None
+    assert stand.clock < sweep.wake_at <= stand.clock + 10.0
+    stand.end(11)
+    sweep.advance()
+    assert stand.looks == 2
+    finish(stand, sweep)
+
+
+def test_who_is_not_watched_is_looked_for_whenever_there_is_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a handle there is no notice of a death, so any call may be one."""
+    monkeypatch.setattr(sweeper, "MOST_WATCHED", 1)
+    stand = Stand(10, 11)
+    sweep = stand.sweep()
+    sweep.advance()
+    sweep.advance()
+    assert stand.looks == 2
+    sweep.close()
+
+
+def in_turn(stand: Stand, *pids: int) -> list[Sweep]:
+    """A sweep for each of these alone."""
+    return [
+        Sweep(stand, Target(roots=frozenset({name(pid)})), POLICY, stand.look, own=name(5))
+        for pid in pids
+    ]
+
+
+def test_sweeps_that_advance_together_share_their_looks() -> None:
+    """A hundred workers end at once: no hundred looks; and each sweep has two quiet ones."""
+    pids = range(10, 110)
+    stand = Stand(*pids)
+    sweeps = in_turn(stand, *pids)
+    advance_together(sweeps, stand.look)
+    assert stand.looks == 1
+    assert stand.sent == [(pid, Sig.TERM) for pid in pids]
+    for pid in pids:
+        stand.end(pid)
+    advance_together(sweeps, stand.look)
+    assert stand.looks == 2
+    assert not [sweep for sweep in sweeps if sweep.report is not None]
+    advance_together(sweeps, stand.look)
+    assert stand.looks == 3
+    assert all(sweep.report is not None for sweep in sweeps)
+    advance_together(sweeps, stand.look)
+    assert stand.looks == 3
+
+
+def test_only_sweeps_with_a_reason_take_part_in_a_look() -> None:
+    """One worker ends while the others keep their grace: one sweep advances."""
+    stand = Stand(10, 11, 12)
+    sweeps = in_turn(stand, 10, 11, 12)
+    advance_together(sweeps, stand.look)
+    stand.end(11)
+    for _ in range(2):
+        advance_together(sweeps, stand.look)
+    assert [sweep.report is not None for sweep in sweeps] == [False, True, False]
+    assert stand.looks == 3
+    for sweep in sweeps:
+        sweep.close()
+
+
+def test_a_shared_look_is_taken_after_all_have_noted_their_dead() -> None:
+    """Else a look from before a death would count as one of the two that prove it."""
+    stand = Stand(10, 11)
+    sweeps = in_turn(stand, 10, 11)
+    advance_together(sweeps, stand.look)
+    stand.end(10)
+    real = stand.look
+
+    def look() -> Snapshot:
+        snapshot = real()
+        stand.end(11)  # too late for this look
+        return snapshot
+
+    advance_together(sweeps, look)
+    advance_together(sweeps, real)
+    assert [sweep.report is not None for sweep in sweeps] == [True, False]
+    advance_together(sweeps, real)
+    assert [sweep.report is not None for sweep in sweeps] == [True, True]
+
+
+def test_a_shared_look_that_fails_leaves_each_with_its_own_means() -> None:
+    """No descriptors: every sweep goes on with what it holds, and tries again soon."""
+    stand = Stand(10, 11)
+    sweeps = in_turn(stand, 10, 11)
+    advance_together(sweeps, stand.look)
+    stand.is_blind = True
+    stand.clock = 4.0
+    advance_together(sweeps, stand.look)
+    assert [sweep.report for sweep in sweeps] == [None, None]
+    assert all(sweep.wake_at is not None and sweep.wake_at > stand.clock for sweep in sweeps)
+    stand.is_blind = False
+    for sweep in sweeps:
+        finish(stand, sweep)
+        assert sweep.report is not None
+        assert sweep.report.stuck == ()
