@@ -38,13 +38,14 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry"),
     ("safepool.sweeper", "safepool.payload", "safepool.sparing"),
+    ("safepool.detachment",),
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
     ("safepool.answers",),
     ("safepool.service",),
     ("safepool.roster", "safepool.launcher_watch", "safepool.leftovers"),
-    ("safepool.run_sweeps",),
+    ("safepool.run_sweeps", "safepool.sweeping"),
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.

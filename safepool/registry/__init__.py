@@ -26,7 +26,7 @@ from safepool.registry.detached import (
 )
 from safepool.registry.files import HEARTBEAT, RunFiles, prune
 from safepool.registry.look import DeadRun, FoundRun, ProcessSource, dead_runs, here, scan
-from safepool.registry.place import directory
+from safepool.registry.place import directory, existing_directory
 
 __all__ = [
     "HEARTBEAT",
@@ -38,6 +38,7 @@ __all__ = [
     "detached_incarnations",
     "detached_processes",
     "directory",
+    "existing_directory",
     "here",
     "note_detached",
     "prune",
