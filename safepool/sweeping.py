@@ -105,12 +105,16 @@ class SweepResult:
         what = "would be swept (dry run)" if self.dry_run else "swept"
         return "\n".join(
             [
-                f"{len(self.runs)} dead runs {what}",
+                f"{_count(len(self.runs), 'dead run')} {what}",
                 *(f"  {run}" for run in self.runs),
-                f"{len(self.kept)} records left alone",
+                f"{_count(len(self.kept), 'record')} left alone",
                 *(f"  {record}" for record in self.kept),
             ]
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def sweep(*, dry_run: bool = False, grace: float = DEFAULT_GRACE) -> SweepResult:
