@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from safepool.context import get_context as get_context
+    from safepool.detachment import detached as detached
     from safepool.errors import ForeignPoolError as ForeignPoolError
     from safepool.errors import InitializerError as InitializerError
     from safepool.errors import PoolClosedError as PoolClosedError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from safepool.errors import WorkerLostError as WorkerLostError
     from safepool.pool import SafePool as SafePool
     from safepool.process import SafeProcess as SafeProcess
+    from safepool.sweeping import SweepResult as SweepResult
+    from safepool.sweeping import sweep as sweep
 
 __version__ = "0.1.0"
 
@@ -28,6 +31,9 @@ _OWN = {
     "SafePool": "safepool.pool",
     "SafeProcess": "safepool.process",
     "get_context": "safepool.context",
+    "detached": "safepool.detachment",
+    "sweep": "safepool.sweeping",
+    "SweepResult": "safepool.sweeping",
     "ForeignPoolError": "safepool.errors",
     "InitializerError": "safepool.errors",
     "PoolClosedError": "safepool.errors",

@@ -62,6 +62,9 @@ class WorkerSource(Protocol):
     def start(self, conn: socket.socket) -> WorkerProcess:
         """Start a process that runs ``service.serve`` with its copy of ``conn``."""
 
+    def retiring(self, process: WorkerProcess) -> None:
+        """A process is about to be told to leave, since its work is done."""
+
     def close(self) -> None:
         """No more workers are needed; called after the last one is gone."""
 

@@ -15,7 +15,7 @@ from multiprocessing import context as mp_context
 from multiprocessing import get_start_method
 from typing import TYPE_CHECKING, Any
 
-from safepool.core.policy import DEFAULT_GRACE
+from safepool.core.policy import DEFAULT_GRACE, EndPolicy, OnOwnerDeath, Strays
 from safepool.process import ForkSafeProcess, ForkServerSafeProcess, SpawnSafeProcess
 from safepool.worker_source import WorkerSource
 
@@ -36,19 +36,28 @@ class SafeContextMixin:
         maxtasksperchild: int | None = None,
         *,
         grace: float = DEFAULT_GRACE,
+        on_owner_death: OnOwnerDeath = "terminate",
+        strays: Strays = "kill",
     ) -> SafePool:
         """Return a SafePool with this start method; arguments as for SafePool."""
         from safepool.pool import SafePool
 
         return SafePool(
-            processes, initializer, initargs, maxtasksperchild, context=self, grace=grace
+            processes,
+            initializer,
+            initargs,
+            maxtasksperchild,
+            context=self,
+            grace=grace,
+            on_owner_death=on_owner_death,
+            strays=strays,
         )
 
     def worker_source(
-        self, target: Callable[..., None], args: tuple[Any, ...], grace: float
+        self, target: Callable[..., None], args: tuple[Any, ...], policy: EndPolicy
     ) -> WorkerSource:
         """Where a pool gets its workers from."""
-        return WorkerSource(self._name, target, args, grace)
+        return WorkerSource(self._name, target, args, policy)
 
     def get_context(self, method: str | None = None) -> Any:
         """Return this context, or the safe one of another start method."""

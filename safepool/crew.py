@@ -111,6 +111,7 @@ class Crew:
         """Tell a worker to leave."""
         channel = self._channels[worker]
         channel.retiring = True
+        self._source.retiring(channel.process)
         channel.claim([frames.QUIT])
 
     def _forget_function(self, job: Job) -> None:

@@ -50,7 +50,7 @@ from safepool.bootstrap import (
 )
 from safepool.core.identity import Snapshot
 from safepool.core.planner import Target
-from safepool.core.policy import StopPolicy
+from safepool.core.policy import EndPolicy, StopPolicy
 from safepool.core.values import dataclass, replace
 from safepool.core.wire import (
     Failed,
@@ -62,6 +62,7 @@ from safepool.host import prctl, title
 from safepool.host.linux import LinuxHost
 from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
+from safepool.sparing import Sparing
 from safepool.sweeper import Sweep, advance_together
 from safepool.telling import describe
 
@@ -85,7 +86,8 @@ class LauncherConfig:
     run_id: str
     owner_pid: int
     owner_mark: str
-    grace: float
+    registry: str
+    policy: EndPolicy
     idle_after: float | None = None
     one_shot: bool = False
     open_files: tuple[int, int] | None = None
@@ -177,7 +179,10 @@ class Launcher:
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
-        self._roster = Roster(self._host, me, config.run_id, config.grace, self._look, self._tell)
+        self._sparing = Sparing(self._host, config.run_id, config.registry, self._look)
+        self._roster = Roster(
+            self._host, me, config.run_id, config.policy, self._look, self._tell, self._sparing
+        )
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
         self._parentage = Parentage(
@@ -229,28 +234,32 @@ class Launcher:
 
     # -- requests ----------------------------------------------------------------------
 
-    def _take_request(self) -> None:
-        """Read one request; its end means that the owner has ended, or wants no more."""
+    def _take_request(self) -> bool:
+        """Read one request, if there is one; its end means that the owner has ended, or
+        wants no more."""
         packet = loop.receive(self._control)
         if packet is None:
-            return
+            return False
         data, fds = packet
         if not data:
             self._hears_owner = False
             self._owner_ended()
-            return
+            return False
         try:
             word, *fields = decode(data)
         except WireError as error:
             loop.close_all(fds)
             self._tell("error", f"a request was not understood: {error}")
-            return
+            return True
         if word == "start":
             self._start(fields, fds)
+        elif word == "retiring":
+            self._roster.note_retiring(*fields)
         elif word == "end":
             number, grace = fields
             if self._ending is None:
                 self._roster.end(number, grace)
+        return True
 
     def _start(self, fields: list[Any], fds: list[int]) -> None:
         try:
@@ -305,7 +314,12 @@ class Launcher:
         return self._host.look_subtree(self._me.pid, self._config.run_id)
 
     def _note_deaths(self) -> None:
-        for pid, code in loop.reap():
+        dead = loop.reap()
+        if dead and self._config.policy.spares:
+            # Whether a worker was sent away has been said before it died.
+            while self._hears_owner and self._take_request():
+                pass
+        for pid, code in dead:
             self._roster.note_death(pid, code, sweeps=self._ending is None)
 
     def _owner_ended(self) -> None:
@@ -316,9 +330,17 @@ class Launcher:
             self._finished = True
 
     def _end_all(self) -> None:
-        target = Target(roots=self._roster.incarnations(), subtree_of=self._me)
-        policy = StopPolicy(self._config.grace)
-        self._ending = Sweep(self._host, target, policy, self._look, own=self._me)
+        target = Target(
+            roots=self._roster.incarnations(),
+            subtree_of=self._me,
+            spare=self._sparing.on_record() | {self._me},
+        )
+        grace = self._config.policy.last_grace
+        if not loop.is_dead(self._owner_pidfd) and not loop.has_hung_up(self._control):
+            # It lives and has not exec'd: it has closed the pool.
+            grace = self._config.policy.grace
+            target = self._roster.spare_rest(target)
+        self._ending = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._me)
 
     def _advance(self) -> None:
         now = time.monotonic()

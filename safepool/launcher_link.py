@@ -18,6 +18,7 @@ from contextlib import suppress
 
 from safepool import in_flight, surroundings
 from safepool.core.identity import Incarnation
+from safepool.core.policy import EndPolicy
 from safepool.core.values import dataclass
 from safepool.core.wire import (
     MAX_DESCRIPTORS,
@@ -62,12 +63,12 @@ class LauncherLink:
     """
 
     def __init__(
-        self, launcher_id: int, control: socket.socket, grace: float, child_pid: int | None
+        self, launcher_id: int, control: socket.socket, policy: EndPolicy, child_pid: int | None
     ) -> None:
         control.settimeout(_SEND_TIMEOUT)
         self.launcher_id = launcher_id
         self.control = control
-        self.grace = grace
+        self.policy = policy
         self.child_pid = child_pid
         self.incarnation: Incarnation | None = None
         self.credentials = surroundings.credentials()
@@ -139,6 +140,11 @@ class LauncherLink:
             self._send(encode("end", number, grace), [])
         except LauncherLostError:
             return  # its workers died with it, and their strays are swept
+
+    def note_retiring(self, number: int) -> None:
+        """Say that this worker is about to be told to leave: what it leaves may be spared."""
+        with suppress(OSError, LauncherLostError):  # then nothing of it is spared
+            self._send(encode("retiring", number), [])
 
     def close(self) -> None:
         """Let the launcher end all that is left, and leave. May be called again.

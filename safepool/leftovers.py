@@ -5,17 +5,22 @@ workers die with their launcher (PDEATHSIG) but what they had started may live o
 Every start of a run looks into the registry for runs whose owner is proven dead,
 claims each, and ends what bears its tag or mark and was born within its life.
 
-Called by: the sidecar, once it is armed; it carries the sweeps out beside its watch.
+Never ended: what was let go, whoever started the sweep, and what it descends from. A
+shell that a dead run left may be where its user types now.
+
+Called by: the sidecar, once it is armed, which carries the sweeps out beside its
+watch; :mod:`safepool.sweeping`, on request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from safepool import registry
-from safepool.core.identity import Incarnation, ProcessRow
-from safepool.core.lineage import is_mark_of, is_tag_of_run
+from safepool.core.identity import Incarnation, ProcessRow, Snapshot
+from safepool.core.lineage import is_detached_tag, is_mark_of, is_tag_of_run
 from safepool.core.membership import bears_nothing_late
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
@@ -26,15 +31,16 @@ from safepool.host.base import Host
 from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
 
+DETACHED, LATE, OURS = (
+    "it was let go on purpose",
+    "it bears the mark of a run that was over when it started",
+    "this very process descends from it",
+)
+
 _UNPROVEN = (Verdict.FOREIGN, Verdict.UNKNOWN)
 _NAMED = 5
 _LONGEST = 4000
 """How many records that are left alone are named, in how many characters: one packet."""
-
-
-def is_witnessed(row: ProcessRow, run_id: str) -> bool:
-    """Do tag or mark say that it comes from the run?"""
-    return is_tag_of_run(row.tag, run_id) or is_mark_of(row.mark, run_id)
 
 
 @dataclass
@@ -44,6 +50,73 @@ class SweepTask:
     sweep: Sweep
     why: str
     done: Callable[[Sweep], None]
+
+
+def target_of(
+    run: registry.DeadRun, files: registry.RunFiles, spare: frozenset[Incarnation]
+) -> Target:
+    """Who is to be ended of a dead run. ``spare``: see :func:`protected`."""
+    # Read first, so that nobody can be born between the end of a fresh run and this sweep.
+    swept_from = ticks()
+    return Target(
+        # What is older than the run is no member of it, whatever the name of a file says.
+        roots=frozenset(
+            member.incarnation
+            for member in run.members
+            if member.incarnation.start >= run.record.started_ticks
+        ),
+        run_id=run.record.run_id,
+        born_from=run.record.started_ticks,
+        born_until=files.last_sign_of_life(),
+        swept_from=swept_from,
+        spare=spare,
+    )
+
+
+def sweep_of(target: Target, host: Host, policy: StopPolicy) -> Sweep:
+    """The sweep that ends them."""
+    look = partial(host.look_all, tags=True, since=target.oldest_birth())
+    sought = replace(target, born_until=None) if _nothing_came_later(target, host) else target
+    return Sweep(host, sought, policy, look)
+
+
+def _nothing_came_later(target: Target, host: Host) -> bool:
+    """Is there surely no process that got the dead run's tag or mark after its end?"""
+    try:
+        return bears_nothing_late(target, host.look_all(tags=True))
+    except OSError:
+        return False  # it cannot be told: the bound stays
+
+
+def protected(host: Host, directory: str) -> frozenset[Incarnation]:
+    """This process, all that it descends from, and what the registry names as detached."""
+    return registry.detached_incarnations(directory, host) | ancestry(host)
+
+
+def ancestry(host: Host) -> frozenset[Incarnation]:
+    """This process and all that it descends from, as far as that can be seen."""
+    found: set[Incarnation] = set()
+    pid = os.getpid()
+    while pid > 0 and (row := host.row(pid)) is not None and row.incarnation not in found:
+        found.add(row.incarnation)
+        pid = row.ppid
+    return frozenset(found)
+
+
+def spared_rows(
+    target: Target, snapshot: Snapshot, let_go: frozenset[Incarnation]
+) -> Iterator[tuple[ProcessRow, str]]:
+    """Those that bear the run's tag or mark and are left alone, each with the reason."""
+    run_id = target.run_id or ""
+    for row in snapshot.alive():
+        if not (is_tag_of_run(row.tag, run_id) or is_mark_of(row.mark, run_id)):
+            continue
+        if is_detached_tag(row.tag) or row.incarnation in let_go:
+            yield row, DETACHED
+        elif row.incarnation in target.spare:
+            yield row, OURS
+        elif target.is_late(row):
+            yield row, LATE
 
 
 def start_up_sweeps(
@@ -61,6 +134,9 @@ def start_up_sweeps(
     """
     try:
         found = registry.scan(files.directory, registry.here(host), host)
+        # Only in passing: those that are gone are struck off.
+        registry.detached_processes(files.directory, host)
+        spare |= protected(host, files.directory)
     except (OSError, SafePoolError) as error:
         note("warning", f"the registry could not be examined for dead runs: {error}")
         return []
@@ -86,25 +162,6 @@ def _left_alone(runs: list[registry.FoundRun]) -> str:
     return (text + "; ".join(named + more))[:_LONGEST]
 
 
-def _nothing_came_later(target: Target, host: Host) -> bool:
-    """Is there surely no process that got the dead run's tag or mark after its end?"""
-    try:
-        return bears_nothing_late(target, host.look_all(tags=True))
-    except OSError:
-        return False  # it cannot be told: the bound stays
-
-
-def _tell_spared(run_id: str, target: Target, host: Host, note: Callable[[str, str], None]) -> None:
-    """Name those that bear a dead run's tag or mark but were started after its end."""
-    for row in host.look_all(tags=True).alive():
-        if target.is_late(row) and is_witnessed(row, run_id):
-            note(
-                "warning",
-                f"spared {row.pid} ({host.command_line(row.pid)}): it bears the mark of a run "
-                f"that was over when it started",
-            )
-
-
 def _sweep_of(
     run: registry.DeadRun,
     files: registry.RunFiles,
@@ -112,34 +169,25 @@ def _sweep_of(
     spare: frozenset[Incarnation],
     note: Callable[[str, str], None],
 ) -> SweepTask:
-    # Read first, so that nobody can be born between the end of a fresh run and this sweep.
-    swept_from = ticks()
-    target = Target(
-        # What is older than the run is no member of it, whatever the name of a file says.
-        roots=frozenset(
-            member.incarnation
-            for member in run.members
-            if member.incarnation.start >= run.record.started_ticks
-        ),
-        run_id=run.record.run_id,
-        born_from=run.record.started_ticks,
-        born_until=files.last_sign_of_life(),
-        swept_from=swept_from,
-        spare=spare,
-    )
-    sought = replace(target, born_until=None) if _nothing_came_later(target, host) else target
-    look = partial(host.look_all, tags=True, since=target.oldest_birth())
-    sweep = Sweep(host, sought, StopPolicy(run.record.grace), look)
+    target = target_of(run, files, spare)
+    sweep = sweep_of(target, host, StopPolicy(run.record.grace))
 
     def done(sweep: Sweep) -> None:
         try:
-            _tell_spared(run.record.run_id, target, host, note)
+            for row, reason in spared_rows(target, host.look_all(tags=True), frozenset()):
+                if reason is not DETACHED:
+                    note("warning", f"spared {row.pid} ({host.command_line(row.pid)}): {reason}")
         except OSError as error:  # no descriptor left: whoever was spared is spared all the same
             note("warning", f"it cannot be told who was spared: {error}")
-        if sweep.report is not None and sweep.report.stuck:
-            files.close()  # it stays on record, for the next start to try again
-        else:
-            files.retire()
+        release(files, sweep)
 
     owner = run.record.owner.pid
     return SweepTask(sweep, f"left by an earlier run whose owner {owner} is gone", done)
+
+
+def release(files: registry.RunFiles, sweep: Sweep) -> None:
+    """After the sweep of a dead run: strike it off, unless something of it is stuck."""
+    if sweep.report is not None and sweep.report.stuck:
+        files.close()  # it stays on record, for the next start to try again
+    else:
+        files.retire()

@@ -159,6 +159,13 @@ def is_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def has_hung_up(sock: socket.socket) -> bool:
+    """Has the other end closed the socket altogether, and not only ended its own sending?"""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
+
+
 def reap() -> list[tuple[int, int]]:
     """Reap every dead child; return (pid, exit code) of each, negative for a signal."""
     dead: list[tuple[int, int]] = []

@@ -93,11 +93,11 @@ class Monitor:
         """Have the sidecar watch a launcher."""
         name = link.incarnation
         if name is not None:
-            self._tell("attach", link.launcher_id, name.pid, name.start, link.grace)
+            self._tell("attach", link.launcher_id, name.pid, name.start, link.policy.fields())
 
     def launch(self, link: LauncherLink, method: str, control_fd: int, blob: int) -> None:
         """Have the sidecar fork a launcher. If it is killed just now, the link is lost."""
-        message = encode("launch", link.launcher_id, method, link.grace)
+        message = encode("launch", link.launcher_id, method, link.policy.fields())
         self.sidecar.tell(message, [control_fd, blob])
         self.ring()
 

@@ -10,10 +10,9 @@ interpreter's exit. A forked copy of the owner gets ForeignPoolError from every 
 
 from __future__ import annotations
 
-import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import pool as mp_pool
 from multiprocessing.context import BaseContext
 from multiprocessing.pool import CLOSE, INIT, RUN, TERMINATE
@@ -21,8 +20,9 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from safepool import payload, run, service
+from safepool.arguments import all_of, checked_chunksize, checked_size
 from safepool.core import frames
-from safepool.core.policy import DEFAULT_GRACE, checked_grace
+from safepool.core.policy import DEFAULT_GRACE, OnOwnerDeath, Strays, checked_policy
 from safepool.engine import Engine
 from safepool.errors import PoolClosedError
 from safepool.feeder import feed_in_background, fill
@@ -57,6 +57,15 @@ class SafePool:
         maxtasksperchild: tasks (calls or chunks) after which a worker is replaced.
         context: a context of safepool or multiprocessing; decides the start method.
         grace: seconds between the polite and the forced end of a worker's processes.
+        on_owner_death: what the pool's processes get once the owner has ended, however:
+            "terminate", SIGTERM and SIGKILL after the grace; "kill", SIGKILL at once.
+        strays: what becomes of processes that a worker has started and leaves running
+            when the pool sends it away in order, that is after ``close`` or after
+            ``maxtasksperchild`` tasks: "kill" ends them with the worker (SIGTERM, the
+            grace, SIGKILL); "spare" lets them go, as if they had been started with
+            :class:`safepool.detached`, and logs which. After any other end of a worker
+            (``terminate`` and so ``with``, a crash, the owner's end while it is still at
+            work, a launcher that was killed) they are ended whatever is said here.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -81,28 +90,22 @@ class SafePool:
         context: Any = None,
         *,
         grace: float = DEFAULT_GRACE,
+        on_owner_death: OnOwnerDeath = "terminate",
+        strays: Strays = "kill",
     ) -> None:
         self._owner = os.getpid()
-        processes = _usable_cpus() if processes is None else _integer("processes", processes)
-        if processes < 1:
-            raise ValueError("Number of processes must be at least 1")
-        if maxtasksperchild is not None and (
-            not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
-        ):
-            raise ValueError("maxtasksperchild must be a positive int or None")
-        if initializer is not None and not callable(initializer):
-            raise TypeError("initializer must be a callable")
-        grace = checked_grace(grace)
+        processes = checked_size(processes, initializer, maxtasksperchild)
+        policy = checked_policy(grace, on_owner_death, strays)
         self._ctx = _safe_context(context)
         self._processes = processes
         self._by_value = not payload.main_is_importable(self._ctx.get_start_method())
         source = self._ctx.worker_source(
             target=service.serve,
             args=(initializer, tuple(initargs), self._by_value),
-            grace=grace,
+            policy=policy,
         )
         try:
-            engine = Engine(source, processes, maxtasksperchild, grace)
+            engine = Engine(source, processes, maxtasksperchild, policy.grace)
         except BaseException:
             source.close()
             raise
@@ -302,9 +305,9 @@ class SafePool:
         error_callback: _Callback,
     ) -> MapResult:
         self._check_running()
-        if chunksize is not None and _integer("chunksize", chunksize) < 1:
-            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
-        items, problem = _all_of(iterable)
+        if chunksize is not None:
+            checked_chunksize(chunksize)
+        items, problem = all_of(iterable)
         length = len(items)
         if chunksize is None:
             chunksize = max(1, -(-length // (self._processes * 4)))
@@ -329,8 +332,7 @@ class SafePool:
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, *, ordered: bool
     ) -> Stream:
         self._check_running()
-        if _integer("chunksize", chunksize) < 1:
-            raise ValueError(f"Chunksize must be 1+, not {chunksize}")
+        checked_chunksize(chunksize)
         window = max(_LEAST_WINDOW, 4 * self._processes * chunksize)
         stream = Stream(window, ordered=ordered)
         try:
@@ -343,15 +345,6 @@ class SafePool:
         self._engine.open(job)
         feed_in_background(self._engine, job, stream, iterator, chunksize, by_value=self._by_value)
         return stream
-
-
-def _usable_cpus() -> int:
-    count: Callable[[], int | None] | None = getattr(os, "process_cpu_count", None)
-    if count is not None:
-        return count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) or 1
-    return os.cpu_count() or 1
 
 
 def _safe_context(context: Any) -> Any:
@@ -368,30 +361,6 @@ def _safe_context(context: Any) -> Any:
             f"method, not {type(context).__name__}"
         )
     return get_context(context.get_start_method())
-
-
-def _integer(name: str, value: Any) -> int:
-    """Return a whole number, or raise a TypeError that names the argument."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
-
-
-def _all_of(iterable: Iterable[Any]) -> tuple[Sequence[Any], BaseException | None]:
-    """The items of a map, and the error of an input that raised.
-
-    As in multiprocessing the error comes out of the result if the input has a length,
-    else at once. A length is not believed: one that lies would be waited for for ever.
-    """
-    if isinstance(iterable, (list, tuple, range)):
-        return iterable, None
-    try:
-        return list(iterable), None
-    except Exception as error:
-        if not hasattr(iterable, "__len__"):
-            raise
-        return (), error
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from safepool import payload, run, surroundings
 from safepool.bootstrap import InheritedDescriptor, StartRequest, write_blob
-from safepool.core.policy import DEFAULT_GRACE, checked_grace
+from safepool.core.policy import DEFAULT_GRACE, checked_policy
 from safepool.core.wire import Exited
 from safepool.launcher_link import LauncherLink, LauncherLostError, StartedWorker, read_status
 
@@ -57,7 +57,7 @@ class SafePopen:
         self._lock = threading.Lock()
         self._owner_pid = os.getpid()
         self._source = process._source
-        self._grace = checked_grace(process.grace)
+        self._policy = checked_policy(process.grace, process.on_owner_death)
         self._own_link = False
         self._kept: object = None
         self._run = run.current()
@@ -106,7 +106,7 @@ class SafePopen:
 
     def terminate(self) -> None:
         """End the whole tree: SIGTERM, then the grace, then SIGKILL."""
-        self._end(self._grace)
+        self._end(self._policy.grace)
 
     def kill(self) -> None:
         """End the whole tree at once."""
@@ -115,6 +115,10 @@ class SafePopen:
     def _end(self, grace: float) -> None:
         if self.returncode is None and self._owner_pid == os.getpid():
             self._link.end(self._worker.number, grace)
+
+    def note_retiring(self) -> None:
+        """Tell the launcher that a pool is about to send this worker away."""
+        self._link.note_retiring(self._worker.number)
 
     def close(self) -> None:
         """Let go of the descriptor."""
@@ -135,7 +139,7 @@ class ForkSafePopen(SafePopen):
         def make(request: StartRequest) -> mp_process.BaseProcess:
             return process
 
-        link = self._run.fork_launcher(make, grace=self._grace, one_shot=True)
+        link = self._run.fork_launcher(make, self._policy, one_shot=True)
         self._own_link = True
         try:
             return link, link.start(number, process.name)
@@ -181,7 +185,7 @@ class SpawnSafePopen(SafePopen):
             if self._source is not None:
                 link = self._source.link()
             else:
-                link = self._run.shared_launcher(self.method, self._grace)
+                link = self._run.shared_launcher(self.method, self._policy)
             try:
                 worker = link.start(
                     self._run.next_number(),
@@ -212,6 +216,10 @@ class SafeBase(mp_process.BaseProcess):
     grace: float = DEFAULT_GRACE
     """Seconds between SIGTERM and SIGKILL when the tree is ended; set it before ``start``."""
 
+    on_owner_death: str = "terminate"
+    """What its tree gets when the owner has ended: "terminate", SIGTERM and the grace, or
+    "kill", SIGKILL at once; set it before ``start``."""
+
     _source: WorkerSource | None = None
 
     # What multiprocessing.process.BaseProcess keeps; the stubs do not name it.
@@ -230,8 +238,9 @@ class SafeBase(mp_process.BaseProcess):
 
         As ``multiprocessing.Process.start``, but daemonic processes may have
         children, too: they cannot outlive it. Raises ProtectionError when the run
-        cannot be protected; nothing of the user's code has run then. Safe in
-        threads; the process does not end with the thread.
+        cannot be protected, ValueError or TypeError when ``grace`` or
+        ``on_owner_death`` makes no sense; nothing of the user's code has run then.
+        Safe in threads; the process does not end with the thread.
         """
         self._check_closed()
         if self._popen is not None:

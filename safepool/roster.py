@@ -6,6 +6,9 @@ EXITED is written when both are there: the worker is reaped and its tree is gone
 tree that will not go (state D, no permission) is told as stuck, and stays in the
 roster until its worker dies.
 
+A worker that was sent away and left with status 0 has ended *in order*; then the
+policy may say that what it leaves is let go instead.
+
 Called by: the launcher's loop.
 """
 
@@ -18,10 +21,11 @@ from contextlib import suppress
 
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import Target
-from safepool.core.policy import StopPolicy
-from safepool.core.values import dataclass, field
+from safepool.core.policy import EndPolicy, StopPolicy
+from safepool.core.values import dataclass, field, replace
 from safepool.core.wire import Exited, Started, Status, encode_status
 from safepool.host.base import Host
+from safepool.sparing import Released, Sparing
 from safepool.sweeper import Sweep
 from safepool.telling import describe
 
@@ -40,12 +44,14 @@ class _Worker:
     incarnation: Incarnation
     status_fd: int
     code: int | None = None
+    is_retiring: bool = False
+    is_left_alone: bool = False
     sweeps: list[_Ending] = field(default_factory=list)
 
     def is_over(self) -> bool:
         """Is it reaped, and its tree gone as far as it will go?"""
         ended = self.sweeps and all(each.sweep.report for each in self.sweeps)
-        return self.code is not None and bool(ended)
+        return self.code is not None and bool(ended or self.is_left_alone)
 
     def close_sweeps(self) -> None:
         """Let go of their descriptors."""
@@ -54,25 +60,31 @@ class _Worker:
 
 
 class Roster:
-    """``look`` reads the launcher's subtree; ``tell`` takes (level, text)."""
+    """``look`` reads the launcher's subtree; ``tell`` takes (level, text).
+
+    ``has_failed``: a worker has ended in another way than in order.
+    """
 
     def __init__(
         self,
         host: Host,
         own: Incarnation,
         run_id: str,
-        grace: float,
+        policy: EndPolicy,
         look: Callable[[], Snapshot],
         tell: Callable[[str, str], None],
+        sparing: Sparing,
     ) -> None:
         self._host = host
         self._own = own
         self._run_id = run_id
-        self._grace = grace
+        self._policy = policy
         self._look = look
         self._tell = tell
+        self._sparing = sparing
         self._workers: dict[int, _Worker] = {}
         self.has_had_any = False
+        self.has_failed = False
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -104,13 +116,23 @@ class Roster:
         if worker is not None:
             self._begin(worker, grace, asked=worker.code is None and self._is_alive(worker))
 
+    def note_retiring(self, number: int) -> None:
+        """The owner is sending this worker away: its work is done."""
+        worker = self._workers.get(number)
+        if worker is not None:
+            worker.is_retiring = True
+
     def note_death(self, pid: int, code: int, *, sweeps: bool) -> None:
         """Note an exit code. ``sweeps``: end what is left of the tree, if nothing does yet."""
         for worker in self._workers.values():
             if worker.incarnation.pid == pid and worker.code is None:
                 worker.code = code
-                if not worker.sweeps and sweeps:
-                    self._begin(worker, self._grace, asked=False)
+                in_order = worker.is_retiring and code == 0 and not worker.sweeps
+                self.has_failed = self.has_failed or not in_order
+                if in_order and sweeps and self._policy.spares:
+                    self._let_go(worker)
+                elif not worker.sweeps and sweeps:
+                    self._begin(worker, self._policy.grace, asked=False)
 
     def settle(self) -> bool:
         """Tell of all trees that are gone by now; True if there were any."""
@@ -119,6 +141,15 @@ class Roster:
             self._tell_end(worker)
             self._strike_off(worker)
         return bool(over)
+
+    def spare_rest(self, target: Target) -> Target:
+        """The pool is closed: let go, if that is its policy, orphans of which it is not known
+        any more whose they were; return ``target`` without them."""
+        if not self._policy.spares or self._workers or self.has_failed:
+            return target
+        released = self._sparing.let_go(target)
+        self._tell_released(released, "the pool was closed")
+        return replace(target, spare=target.spare | released.names.keys())
 
     def finish(self) -> None:
         """The launcher leaves: tell the exit codes that are known."""
@@ -138,13 +169,26 @@ class Roster:
             return True  # no descriptor to look with: then it is a request like any other
         return row is not None and row.is_alive and row.incarnation == worker.incarnation
 
-    def _begin(self, worker: _Worker, grace: float, *, asked: bool) -> None:
-        target = Target(
+    def _target(self, worker: _Worker) -> Target:
+        return Target(
             roots=frozenset({worker.incarnation}),
             run_id=self._run_id,
             workers=frozenset({worker.number}),
             born_from=worker.incarnation.start,
+            spare=self._sparing.on_record(),
         )
+
+    def _let_go(self, worker: _Worker) -> None:
+        """Let the tree go; the helpers of an inner run, which leave by themselves, are awaited."""
+        released = self._sparing.let_go(self._target(worker))
+        self._tell_released(released, f"worker {worker.incarnation.pid} retired")
+        if released.is_all:
+            self._begin(worker, self._policy.grace, asked=False)
+        else:
+            worker.is_left_alone = True
+
+    def _begin(self, worker: _Worker, grace: float, *, asked: bool) -> None:
+        target = self._target(worker)
         sweep = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._own)
         worker.sweeps.append(_Ending(sweep, asked))
 
@@ -156,6 +200,17 @@ class Roster:
             why = "as asked" if asked else f"worker {worker.incarnation.pid} ended ({how})"
             for level, text in describe(each.sweep, why, asked=asked):
                 self._tell(level, text)
+
+    def _tell_released(self, released: Released, why: str) -> None:
+        if released.names:
+            who = ", ".join(f"{name.pid} ({command})" for name, command in released.names.items())
+            self._tell("info", f"{why}: spared {who}, on record as detached (strays='spare')")
+        if not released.is_all:
+            self._tell(
+                "warning",
+                f"{why}: its strays could not be followed (they start others all the time, or no "
+                f"descriptor was free); those that are not named as spared are left alone",
+            )
 
     def _strike_off(self, worker: _Worker) -> None:
         worker.close_sweeps()

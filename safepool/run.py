@@ -36,7 +36,7 @@ from typing import NoReturn
 from safepool import in_flight, launcher, loop, registry
 from safepool.bootstrap import Parentage, StartRequest, read_tag, run_process, set_tag
 from safepool.core.lineage import MARK_VARIABLE, helper_tag
-from safepool.core.policy import DEFAULT_GRACE
+from safepool.core.policy import DEFAULT_GRACE, EndPolicy
 from safepool.core.record import RunRecord
 from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
@@ -110,7 +110,7 @@ class Run:
         self._numbers = itertools.count(1)
         self._launcher_ids = itertools.count(1)
         self._lock = threading.Lock()
-        self._shared: dict[tuple[str, float], LauncherLink] = {}
+        self._shared: dict[tuple[str, EndPolicy], LauncherLink] = {}
         self._is_over = False
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
@@ -166,7 +166,7 @@ class Run:
         return next(self._numbers)
 
     def fork_launcher(
-        self, make: MakeProcess, *, grace: float, one_shot: bool = False
+        self, make: MakeProcess, policy: EndPolicy, *, one_shot: bool = False
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
         self._check_not_over()
@@ -177,7 +177,8 @@ class Run:
             self.run_id,
             self.owner.pid,
             self.mark,
-            grace,
+            self.files.directory,
+            policy,
             one_shot=one_shot,
         )
         with in_flight.gate.lock, ExitStack() as undo:
@@ -220,13 +221,13 @@ class Run:
                             config, ours, theirs, reporters, pidfd, tracker, make, mask
                         )
                     )
-            link = LauncherLink(config.launcher_id, ours, config.grace, pid)
+            link = LauncherLink(config.launcher_id, ours, config.policy, pid)
             link.incarnation = loop.name_of(LinuxHost(), pid)
             self.monitor.watch(link)
         return link
 
     def sidecar_launcher(
-        self, method: str, *, grace: float, idle_after: float | None = None
+        self, method: str, policy: EndPolicy, *, idle_after: float | None = None
     ) -> LauncherLink:
         """Have the sidecar fork a launcher for spawn or forkserver."""
         self._check_not_over()
@@ -243,19 +244,19 @@ class Run:
             undo.callback(os.close, blob)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             undo.enter_context(theirs)
-            link = LauncherLink(launcher_id, ours, grace, None)
+            link = LauncherLink(launcher_id, ours, policy, None)
             self.monitor.watch(link)
             self.monitor.launch(link, method, theirs.fileno(), blob)
         return link
 
-    def shared_launcher(self, method: str, grace: float) -> LauncherLink:
+    def shared_launcher(self, method: str, policy: EndPolicy) -> LauncherLink:
         """The launcher for bare processes; it leaves by itself when it has none."""
         with self._lock:
-            link = self._shared.get((method, grace))
+            link = self._shared.get((method, policy))
         if link is None or not link.is_usable():
-            link = self.sidecar_launcher(method, grace=grace, idle_after=_SHARED_IDLE)
+            link = self.sidecar_launcher(method, policy, idle_after=_SHARED_IDLE)
             with self._lock:
-                self._shared[method, grace] = link
+                self._shared[method, policy] = link
         return link
 
     def _check_not_over(self) -> None:
@@ -264,7 +265,7 @@ class Run:
 
     def wait_until_swept(self, link: LauncherLink) -> None:
         """Wait, within bounds, until what a killed launcher left is gone."""
-        link.swept.wait(link.grace + _SWEPT_MARGIN)
+        link.swept.wait(link.policy.grace + _SWEPT_MARGIN)
 
     # -- the end -------------------------------------------------------------------------
 

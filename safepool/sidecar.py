@@ -36,21 +36,17 @@ from safepool.bootstrap import (
 from safepool.core import wire
 from safepool.core.identity import Incarnation
 from safepool.core.lineage import helper_tag
-from safepool.core.planner import Target
-from safepool.core.policy import StopPolicy
+from safepool.core.policy import EndPolicy
 from safepool.core.record import Member
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost
 from safepool.launcher_watch import LauncherWatch
 from safepool.leftovers import SweepTask, start_up_sweeps
-from safepool.sweeper import Sweep
+from safepool.run_sweeps import LATER, RunSweeps
 from safepool.telling import describe, write_gently
 
 _HEAD_START = launcher.HEAD_START + 0.025
 """Seconds that launchers get to sweep their own trees before the sidecar looks."""
-
-_LATER = 0.4
-"""Seconds by which the sidecar's forced end comes after the launchers' own."""
 
 _OOM_SCORE = "-950"
 
@@ -104,6 +100,7 @@ class Sidecar:
         self._lines: list[str] = []
         self._phase = _Phase.WATCHING
         self._patient_until: float | None = None
+        self._hurried: SweepTask | None = None
         self._final: SweepTask | None = None
         self._beat_at = 0.0
         self._hear_hello()
@@ -116,7 +113,7 @@ class Sidecar:
         word, run_id, mark, owner_pid, owner_start, folder, grace, began = wire.decode(data)
         if word != "hello":
             raise wire.WireError(f"expected hello, got {word!r}")
-        self._run_id, self._mark, self._began = run_id, mark, began
+        self._run_id, self._mark = run_id, mark
         self._owner = Incarnation(owner_pid, owner_start)
         me = self._host.incarnation(os.getpid())
         if me is None:
@@ -127,13 +124,15 @@ class Sidecar:
         self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)
         self._launchers = LauncherWatch(self._host, self._files, grace)
+        self._sweeps = RunSweeps(self._host, self._files, self._launchers, me, self._owner, began)
         problem = self._files.add_member(Member("sidecar", me))
         self._say("armed", me.pid, me.start, "" if problem is None else str(problem))
 
     def run(self) -> None:
         """Watch until the run is over, and sweep."""
         mention = partial(self._say, "log", "debug")
-        self._tasks += start_up_sweeps(self._files, self._host, self._spared(), self._note, mention)
+        spare = self._sweeps.spared()
+        self._tasks += start_up_sweeps(self._files, self._host, spare, self._note, mention)
         self._beat()
         while self._phase not in (_Phase.FINISHED, _Phase.YIELDED):
             ready = self._children.wait(self._watched(), self._wake_at())
@@ -205,18 +204,19 @@ class Sidecar:
         if word == "launch":
             self._launch(fds, *fields)
         elif word == "attach":
-            launcher_id, pid, start, grace = fields
-            self._launchers.attach(launcher_id, Incarnation(pid, start), grace)
+            launcher_id, pid, start, policy = fields
+            self._launchers.attach(launcher_id, Incarnation(pid, start), EndPolicy(*policy))
         elif word == "lost":
             self._sweep_lost(*fields)
         elif word == "yield" and self._phase is _Phase.WATCHING:
             self._phase = _Phase.YIELDED
         elif word == "retire" and self._phase is _Phase.WATCHING:
             self._phase = _Phase.RETIRING
-            self._patient_until = time.monotonic() + self._launchers.grace + _LATER
+            self._patient_until = time.monotonic() + self._launchers.grace + LATER
 
-    def _launch(self, fds: list[int], launcher_id: int, method: str, grace: float) -> None:
+    def _launch(self, fds: list[int], launcher_id: int, method: str, fields: Any) -> None:
         """Fork a launcher from here, and tell the owner."""
+        policy = EndPolicy(*fields)
         try:
             pid = self._children.fork()
         except OSError as error:
@@ -224,13 +224,15 @@ class Sidecar:
             loop.close_all(fds)
             return
         if pid == 0:
-            self._be_launcher(launcher_id, method, grace, fds)
+            self._be_launcher(launcher_id, method, policy, fds)
         loop.close_all(fds)
         incarnation = loop.name_of(self._host, pid)
-        self._launchers.attach(launcher_id, incarnation, grace)
+        self._launchers.attach(launcher_id, incarnation, policy)
         self._say("launched", launcher_id, incarnation.pid, incarnation.start)
 
-    def _be_launcher(self, launcher_id: int, method: str, grace: float, fds: list[int]) -> NoReturn:
+    def _be_launcher(
+        self, launcher_id: int, method: str, policy: EndPolicy, fds: list[int]
+    ) -> NoReturn:
         """In the fork: leave what is the sidecar's, and be a launcher."""
 
         def be_launcher() -> None:
@@ -242,7 +244,8 @@ class Sidecar:
                     self._run_id,
                     self._owner.pid,
                     self._mark,
-                    grace,
+                    self._files.directory,
+                    policy,
                     open_files=self._open_files,
                 ),
                 method,
@@ -285,13 +288,7 @@ class Sidecar:
     def _sweep_lost(self, launcher_id: int, numbers: list[int]) -> None:
         """A launcher was killed: end what its workers had started, wherever it is now."""
         self._launchers.lost_any = True
-        target = Target(
-            run_id=self._run_id,
-            workers=frozenset(numbers),
-            born_from=self._began,
-            spare=self._spared(),
-        )
-        sweep = self._sweep(target, self._launchers.grace)
+        sweep = self._sweeps.lost(numbers)
         why = "its launcher was killed"
         self._tasks.append(SweepTask(sweep, why, lambda _: self._say("swept", launcher_id)))
 
@@ -304,29 +301,23 @@ class Sidecar:
         self._phase = _Phase.OWNERLESS
         # So that no other start sweeps the same run; without it both do, which is harmless.
         self._files.claim()
-        self._patient_until = time.monotonic() + _HEAD_START
+        extra = LATER if self._launchers.impatient() else 0.0
+        self._patient_until = time.monotonic() + _HEAD_START + extra
         if "sidecar" not in nets():
             self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
 
     def _begin_last_sweep(self) -> None:
-        target = Target(
-            roots=self._launchers.incarnations(),
-            subtree_of=self._me,
-            run_id=self._run_id,
-            born_from=self._began,
-            spare=self._spared(),
-        )
         closed = self._phase is _Phase.RETIRING
         why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
-        sweep = self._sweep(target, self._launchers.grace + _LATER)
+        if not closed and self._hurried is None:
+            sweep = self._sweeps.hurried()
+            if sweep is not None:
+                self._hurried = SweepTask(sweep, why, lambda _: None)
+                self._tasks.append(self._hurried)
+                self._patient_until = None
+                return
+        sweep = self._sweeps.last(owner_lives=closed)
         self._final = SweepTask(sweep, why, lambda _: None)
-
-    def _sweep(self, target: Target, grace: float) -> Sweep:
-        look = partial(self._host.look_all, tags=True, since=target.oldest_birth())
-        return Sweep(self._host, target, StopPolicy(grace), look, own=self._me)
-
-    def _spared(self) -> frozenset[Incarnation]:
-        return frozenset({self._me, self._owner})
 
     def _advance(self) -> None:
         for task in self._all_tasks():
@@ -343,7 +334,9 @@ class Sidecar:
         if is_orderly and not self._launchers:
             if not self._tasks:
                 self._phase = _Phase.FINISHED
-        elif not self._launchers or time.monotonic() >= (self._patient_until or 0.0):
+        elif self._hurried not in self._tasks and (
+            not self._launchers or time.monotonic() >= (self._patient_until or 0.0)
+        ):
             self._begin_last_sweep()
 
     def _settle(self, task: SweepTask) -> None:

@@ -17,7 +17,7 @@ from safepool.core.identity import Incarnation
 from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
 
-SPARE = "what must outlive the run has to be started outside of it"
+SPARE = "what must outlive the run: start it with safepool.detached"
 
 
 _FOUND = {

@@ -15,6 +15,7 @@ from typing import Any
 
 from safepool import run, surroundings
 from safepool.bootstrap import StartRequest
+from safepool.core.policy import EndPolicy
 from safepool.errors import ProtectionError
 from safepool.launcher_link import LauncherLink, LauncherLostError
 from safepool.process import PROCESSES, SafeBase
@@ -28,10 +29,10 @@ class WorkerSource:
     """
 
     def __init__(
-        self, method: str, target: Callable[..., None], args: tuple[Any, ...], grace: float
+        self, method: str, target: Callable[..., None], args: tuple[Any, ...], policy: EndPolicy
     ) -> None:
         self.method = method
-        self.grace = grace
+        self.policy = policy
         self.inherited: tuple[int, ...] = ()
         self._target = target
         self._args = args
@@ -56,8 +57,8 @@ class WorkerSource:
 
     def _new_link(self) -> LauncherLink:
         if self.method == "fork":
-            return self._run.fork_launcher(self._make, grace=self.grace)
-        return self._run.sidecar_launcher(self.method, grace=self.grace)
+            return self._run.fork_launcher(self._make, self.policy)
+        return self._run.sidecar_launcher(self.method, self.policy)
 
     def _make(self, request: StartRequest) -> mp_process.BaseProcess:
         """In the forked worker: build its process object around the descriptor it got."""
@@ -81,7 +82,8 @@ class WorkerSource:
             args = () if self.method == "fork" else (conn, *self._args)
             process = self._process(name, args)
             process._source = self
-            process.grace = self.grace
+            process.grace = self.policy.grace
+            process.on_owner_death = self.policy.on_owner_death
             self.inherited = (conn.fileno(),)
             process._config["daemon"] = False
             try:
@@ -94,6 +96,15 @@ class WorkerSource:
                 process._config["daemon"] = True
                 return process
         raise AssertionError("the last attempt returns or raises")
+
+    def retiring(self, process: Any) -> None:
+        """Before a worker is told to leave: its strays may be spared, and no others.
+
+        An idle worker leaves as well when its owner has been killed; so the exit status
+        alone would not say that the end was in order.
+        """
+        if self.policy.spares:
+            process._popen.note_retiring()
 
     def _note_lost(self) -> None:
         if self._link is not None:

@@ -31,18 +31,22 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
+    ("safepool.core.detached_record",),
     # Does.
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
-    ("safepool.host.title",),
+    ("safepool.host.title", "safepool.host.release"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
-    ("safepool.registry.look", "safepool.registry.forgetting", "safepool.registry"),
-    ("safepool.sweeper", "safepool.payload"),
+    ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),
+    ("safepool.registry",),
+    ("safepool.sweeper", "safepool.payload", "safepool.sparing"),
+    ("safepool.detachment",),
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
     ("safepool.answers",),
     ("safepool.service",),
     ("safepool.roster", "safepool.launcher_watch", "safepool.leftovers"),
+    ("safepool.run_sweeps", "safepool.sweeping"),
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.
@@ -59,6 +63,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.crew",),
     ("safepool.engine",),
     ("safepool.feeder",),
+    ("safepool.arguments",),
     ("safepool.pool",),
     ("safepool.context",),
     ("safepool",),
@@ -93,7 +98,9 @@ MAY_TERMINATE = {"safepool.demo_owner"}
 ONLY_IN = {"psutil": {"safepool.host.portable"}, "cloudpickle": {"safepool.payload"}}
 
 # The wall clock may be set while we wait. It serves for ages of files, and for people.
-MAY_ASK_WALL_CLOCK = {"safepool.registry.files", "safepool.run", "safepool.voice"}
+MAY_ASK_WALL_CLOCK = {
+    "safepool.registry.detached", "safepool.registry.files", "safepool.run", "safepool.voice",
+}  # fmt: skip
 # The demonstration sleeps for its reader, and its strays have nothing else to do.
 MAY_SLEEP = {"safepool.demo", "safepool.demo_owner"}
 

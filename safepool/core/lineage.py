@@ -84,6 +84,11 @@ def extend(mark: str | None, run_id: str, worker: int) -> str:
     return f"{mark}/{link}" if mark else link
 
 
+def innermost(mark: str | None) -> str:
+    """The ID of the innermost run that a mark names, "" for none."""
+    return (mark or "").rpartition("/")[2].partition(":")[0]
+
+
 def is_mark_of(mark: str | None, run_id: str, worker: int | None = None) -> bool:
     """Tell whether a mark names the run (and the worker, if given) anywhere in its chain."""
     if not mark:

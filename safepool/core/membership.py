@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import (
     is_detached_tag,
+    is_helper_tag,
     is_mark_of,
     is_tag_of_run,
     plain_tag,
@@ -143,8 +144,13 @@ def _eligible(target: Target, snapshot: Snapshot) -> dict[int, ProcessRow]:
         and row.start > 0
         and row.incarnation not in target.spare
         and row.pid not in vague
-        and not is_detached_tag(row.tag)
+        and not (is_detached_tag(row.tag) and not _is_named_helper(target, row))
     }
+
+
+def _is_named_helper(target: Target, row: ProcessRow) -> bool:
+    """Is it a sidecar or launcher that this sweep names? A detached owner's bear its tag."""
+    return is_helper_tag(row.tag) and row.incarnation in target.roots
 
 
 def _heads(

@@ -40,9 +40,9 @@ _MEMBER_NAME = re.compile(
     re.ASCII,
 )
 # The arguments are kept for people. A command line may be megabytes long; the record stays small.
-_ARGV_ITEMS = 64
-_ARGV_ITEM_LENGTH = 256
-_PID_MAX = 2**31 - 1
+ARGV_ITEMS = 64
+ARGV_ITEM_LENGTH = 256
+PID_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def parse_member_name(name: str) -> tuple[str, Member] | None:
     if match is None:
         return None
     run_id, pid, start, kind, number = match.groups()
-    if not 1 < int(pid) <= _PID_MAX:
+    if not 1 < int(pid) <= PID_MAX:
         return None
     known: dict[str, Kind] = {"sidecar": "sidecar", "launcher": "launcher", "worker": "worker"}
     return run_id, Member(known[kind], Incarnation(int(pid), int(start)), int(number))
@@ -151,13 +151,13 @@ def format_record(record: RunRecord) -> bytes:
         "pid_namespace": record.pid_namespace,
         "uid": record.uid,
         "owner": {"pid": record.owner.pid, "start": record.owner.start},
-        "argv": [item[:_ARGV_ITEM_LENGTH] for item in record.argv[:_ARGV_ITEMS]],
+        "argv": [item[:ARGV_ITEM_LENGTH] for item in record.argv[:ARGV_ITEMS]],
         "cwd": record.cwd,
         "started_ticks": record.started_ticks,
         "started_wall": record.started_wall,
         "grace": record.grace,
     }
-    body["checksum"] = _checksum(body)
+    body["checksum"] = checksum(body)
     return (json.dumps(body, indent=1) + "\n").encode("ascii")
 
 
@@ -181,7 +181,7 @@ def parse_record(data: bytes, run_id: str) -> RunRecord | Unreadable:
         return Unreadable(f"a newer safepool wrote it (version {version}, known up to {VERSION})")
     try:
         stated = body.pop("checksum", None)
-        if stated != _checksum(body):
+        if stated != checksum(body):
             return Unreadable("its checksum does not fit: the text was changed")
         record = _build(body)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -202,7 +202,7 @@ def judge(record: RunRecord, here: Here, owner: Sameness, *, lock_held: bool | N
         lock_held: whether any process holds the run's lock; None if that cannot be
             told, also because the file is missing.
     """
-    foreign = _foreignness(record, here)
+    foreign = foreignness(record, here)
     if foreign:
         return Judgement(Verdict.FOREIGN, foreign)
     if not record.boot_id:
@@ -263,8 +263,8 @@ def why_kept(
     return ""
 
 
-def _foreignness(record: RunRecord, here: Here) -> str:
-    """Why the record is none of this place's; "" if it is."""
+def foreignness(record: RunRecord | Here, here: Here) -> str:
+    """Why a record, or the place where one was written, is none of this place's; "" if it is."""
     if record.host != here.host:
         return f"it was written on host {record.host!r}"
     if record.boot_id != here.boot_id:
@@ -276,7 +276,7 @@ def _foreignness(record: RunRecord, here: Here) -> str:
     return ""
 
 
-def _checksum(body: dict[str, Any]) -> str:
+def checksum(body: dict[str, Any]) -> str:
     """The checksum over all fields but itself, however they are laid out."""
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return f"{crc32(text.encode('ascii')):08x}"
@@ -288,25 +288,25 @@ def _build(body: dict[str, Any]) -> RunRecord:
     argv = body["argv"]
     if not isinstance(owner, dict) or not isinstance(argv, list):
         raise TypeError("owner or argv")
-    pid = _count(owner, "pid")
-    if not 1 <= pid <= _PID_MAX:  # an owner may be pid 1: in a container
+    pid = count_in(owner, "pid")
+    if not 1 <= pid <= PID_MAX:  # an owner may be pid 1: in a container
         raise ValueError("pid")
-    run_id = _text(body, "run_id")
+    run_id = text_in(body, "run_id")
     if not is_run_id(run_id):
         raise ValueError("run_id")
     return RunRecord(
         run_id=run_id,
-        lineage=_text(body, "lineage"),
-        host=_text(body, "host"),
-        boot_id=_text(body, "boot_id"),
-        pid_namespace=_count(body, "pid_namespace"),
-        uid=_count(body, "uid"),
-        owner=Incarnation(pid, _count(owner, "start")),
+        lineage=text_in(body, "lineage"),
+        host=text_in(body, "host"),
+        boot_id=text_in(body, "boot_id"),
+        pid_namespace=count_in(body, "pid_namespace"),
+        uid=count_in(body, "uid"),
+        owner=Incarnation(pid, count_in(owner, "start")),
         argv=tuple(item for item in argv if isinstance(item, str)),
-        cwd=_text(body, "cwd"),
-        started_ticks=_count(body, "started_ticks"),
-        started_wall=_duration(body, "started_wall", math.inf),
-        grace=_duration(body, "grace", LONGEST_GRACE),
+        cwd=text_in(body, "cwd"),
+        started_ticks=count_in(body, "started_ticks"),
+        started_wall=duration_in(body, "started_wall"),
+        grace=duration_in(body, "grace", LONGEST_GRACE),
     )
 
 
@@ -315,21 +315,24 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _count(body: dict[str, Any], key: str) -> int:
+def count_in(body: dict[str, Any], key: str) -> int:
+    """The whole number from 0 under ``key``; KeyError or ValueError if there is none."""
     value = body[key]
     if not _is_count(value):
         raise ValueError(key)
     return int(value)
 
 
-def _text(body: dict[str, Any], key: str) -> str:
+def text_in(body: dict[str, Any], key: str) -> str:
+    """The text under ``key``; KeyError or TypeError if there is none."""
     value = body[key]
     if not isinstance(value, str):
         raise TypeError(key)
     return value
 
 
-def _duration(body: dict[str, Any], key: str, most: float) -> float:
+def duration_in(body: dict[str, Any], key: str, most: float = math.inf) -> float:
+    """The number of seconds under ``key``; KeyError, TypeError or ValueError if there is none."""
     value = body[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(key)

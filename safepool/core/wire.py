@@ -15,8 +15,8 @@ word        fields                                     direction
 ========== ========================================== =======================
 hello       run, mark, owner pid, owner start, folder,  owner -> sidecar
             grace, start of the run (ticks)
-launch      launcher, method, grace                     owner -> sidecar
-attach      launcher, pid, start, grace                 owner -> sidecar
+launch      launcher, method, policy                    owner -> sidecar
+attach      launcher, pid, start, policy                owner -> sidecar
 lost        launcher, worker numbers                    owner -> sidecar
 retire      (none)                                      owner -> sidecar
 yield       (none)                                      owner -> sidecar
@@ -26,6 +26,7 @@ swept       launcher                                    sidecar -> owner
 log         level, text                                 sidecar -> owner
 start       worker number, name, which stdio, is there  owner -> launcher
             a blob, is there a tracker, how many more
+retiring    worker number                               owner -> launcher
 end         worker number, grace                        owner -> launcher
 told        launcher, level, text                       launcher -> sidecar
 retired     launcher                                    launcher -> both

@@ -69,7 +69,7 @@ class RunFiles:
             with place.verified(directory):
                 files._lock.create()
             try:
-                _write_whole(files._path("run"), format_record(record))
+                write_whole(files._path("run"), format_record(record))
             except BaseException:
                 files.retire()
                 raise
@@ -110,7 +110,7 @@ class RunFiles:
 
     def remove_member(self, member: Member) -> OSError | None:
         """Strike a process off once it is known to be gone; return what went wrong."""
-        return _unlink(self._member_path(member))
+        return unlink(self._member_path(member))
 
     def members(self) -> tuple[Member, ...]:
         """The processes that are written down now; none if the directory cannot be read."""
@@ -174,11 +174,11 @@ class RunFiles:
         After a clean sweep, by whoever swept. May be called again. Returns the first
         error, if any; the rest is removed all the same.
         """
-        errors = [_unlink(self._path("run"))]
-        errors += [_unlink(self._member_path(member)) for member in self.members()]
+        errors = [unlink(self._path("run"))]
+        errors += [unlink(self._member_path(member)) for member in self.members()]
         if _is_empty(self.log_path):
-            errors.append(_unlink(self.log_path))
-        errors.append(_unlink(self._path("lock")))
+            errors.append(unlink(self.log_path))
+        errors.append(unlink(self._path("lock")))
         self.close()
         prune(self.directory)
         return next((error for error in errors if error is not None), None)
@@ -224,15 +224,15 @@ def prune(directory: str) -> None:
                 if suffix == "log":
                     logs.append((age, name))
                 elif age > DEBRIS_AGE and lock.is_unlocked(fd, f"{run_id}.lock", run_id):
-                    _unlink(os.path.join(directory, name))
+                    unlink(os.path.join(directory, name))
             for rank, (age, name) in enumerate(sorted(logs)):
                 if rank >= KEPT_LOGS or age > KEPT_LOG_AGE:
-                    _unlink(os.path.join(directory, name))
+                    unlink(os.path.join(directory, name))
     except (OSError, ProtectionError):
         return
 
 
-def _write_whole(path: str, data: bytes) -> None:
+def write_whole(path: str, data: bytes) -> None:
     """Make the file appear at ``path`` with all of ``data``, or not at all."""
     base, name = os.path.split(path)
     part = os.path.join(base, f".{name}.part")
@@ -246,7 +246,7 @@ def _write_whole(path: str, data: bytes) -> None:
             os.close(fd)
         os.rename(part, path)
     except BaseException:
-        _unlink(part)
+        unlink(part)
         raise
 
 
@@ -271,7 +271,7 @@ def _is_empty(path: str) -> bool:
         return False
 
 
-def _unlink(path: str) -> OSError | None:
+def unlink(path: str) -> OSError | None:
     """Remove a file; one that is not there is removed. Return any other error."""
     try:
         os.unlink(path)

@@ -116,12 +116,12 @@ def _judge(
     """Gather both witnesses of the owner's life, and judge."""
     if isinstance(record, Unreadable):
         return Judgement(Verdict.UNKNOWN, f"its record cannot be used: {record.reason}")
-    owner = _is_alive(record.owner, host)
+    owner = is_alive(record.owner, host)
     held = lock.is_held(fd, f"{run_id}.lock", run_id)
     return judge(record, here, owner, lock_held=held)
 
 
-def _is_alive(owner: Incarnation, host: ProcessSource) -> Sameness:
+def is_alive(owner: Incarnation, host: ProcessSource) -> Sameness:
     """Tell whether this incarnation lives: SAME, OTHER (it does not) or UNKNOWN."""
     try:
         row = host.row(owner.pid)
@@ -136,6 +136,12 @@ def _is_alive(owner: Incarnation, host: ProcessSource) -> Sameness:
 
 def read_record(fd: int, name: str, run_id: str) -> RunRecord | Unreadable | None:
     """Read one record in the directory ``fd``; None if there is none (any more)."""
+    data = read_whole(fd, name)
+    return parse_record(data, run_id) if isinstance(data, bytes) else data
+
+
+def read_whole(fd: int, name: str) -> bytes | Unreadable | None:
+    """Read a small file in the directory ``fd``; None if there is none (any more)."""
     try:
         # Non-blocking, so that a named pipe in its place cannot hold us up.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -157,4 +163,4 @@ def read_record(fd: int, name: str, run_id: str) -> RunRecord | Unreadable | Non
         os.close(file)
     if len(data) > _RECORD_LIMIT:
         return Unreadable("it is far too long for a record")
-    return parse_record(data, run_id)
+    return data

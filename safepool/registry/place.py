@@ -62,6 +62,26 @@ def directory(env: Mapping[str, str] = os.environ) -> str:
     )
 
 
+def existing_directory(env: Mapping[str, str] = os.environ) -> str | None:
+    """Return the path that :func:`directory` would, if it is there already; make nothing.
+
+    Raises:
+        ProtectionError: there is one, and it is not private to this user.
+    """
+    for base, name in _choices(env):
+        path = os.path.join(base, name)
+        try:
+            with verified(path):
+                return path
+        except FileNotFoundError:
+            if os.access(base, os.W_OK | os.X_OK):
+                return None  # here it would be made, so there are no records
+        except OSError as error:
+            if error.errno not in _UNUSABLE:
+                raise protection_error("read the registry of runs", base, error) from error
+    return None
+
+
 @contextmanager
 def verified(path: str) -> Iterator[int]:
     """Open the registry as a descriptor, for the block; its privacy is verified first.

@@ -70,6 +70,10 @@ def outcome(answer: Any) -> Any:
         ({"grace": float("nan")}, ValueError),
         ({"grace": "5"}, TypeError),
         ({"grace": None}, TypeError),
+        ({"on_owner_death": "wait"}, ValueError),
+        ({"on_owner_death": None}, TypeError),
+        ({"strays": "keep"}, ValueError),
+        ({"strays": True}, TypeError),
         ({"nonsense": 1}, TypeError),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_stray_that_was_ended_is_a_warning(method: str, caplog: pytest.LogCapt
     assert f"sleep {work.LIFE}" in text
     assert f"worker {process.pid} ended (exit status 5)" in text
     assert "with SIGKILL" in text
-    assert "started outside of" in text
+    assert "safepool.detached" in text
 
 
 @pytest.mark.parametrize(

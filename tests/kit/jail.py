@@ -227,6 +227,11 @@ class Jail:
                 )
             select.select([self._tell], [], [], 0.2)
 
+    def told(self, word: str) -> list[Line]:
+        """The lines with ``word`` that have been said so far; for what must not be said."""
+        self._listen()
+        return [line for line in self.heard if line.word == word]
+
     def _listen(self) -> None:
         """Read what has been said so far."""
         try:

@@ -34,6 +34,9 @@ class StandinSource:
         self.started.append(process)
         return process
 
+    def retiring(self, process: Any) -> None:
+        """Nothing to do: nobody's descendants are ended here."""
+
     def close(self) -> None:
         """Note it."""
         self.closed = True
@@ -51,7 +54,7 @@ class StandinContext:
         """The method that the processes are started with."""
         return self._method
 
-    def worker_source(self, target: Any, args: tuple[Any, ...], grace: float) -> StandinSource:
+    def worker_source(self, target: Any, args: tuple[Any, ...], policy: Any) -> StandinSource:
         """A new source."""
         source = StandinSource(self._method, target, args)
         source.fail_from = self._fail_from

@@ -34,9 +34,9 @@ class ScriptedContext(StandinContext):
         super().__init__("fork")
         self._script = script
 
-    def worker_source(self, target: Any, args: tuple[Any, ...], grace: float) -> StandinSource:
+    def worker_source(self, target: Any, args: tuple[Any, ...], policy: Any) -> StandinSource:
         used: list[bool] = []
-        source = super().worker_source(target, args, grace)
+        source = super().worker_source(target, args, policy)
         original = source.start
 
         def start(conn: socket.socket) -> Any:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
-from safepool.core.lineage import detached_tag, extend, tag_of
+from safepool.core.lineage import detached_tag, extend, helper_tag, tag_of
 from safepool.core.planner import (
     LAST_WAIT,
     Phase,
@@ -387,6 +387,14 @@ def test_what_was_let_go_is_never_signalled_nor_what_it_has_started() -> None:
     before = first(Target(roots=names(10)), row(10, 5), row(20, 10))
     late = advance(before.state, look(*rows), 200.0)
     assert {incarnation.pid for incarnation, _ in late.signals} == {10}
+
+
+def test_the_helpers_of_a_detached_owner_are_ended_by_their_own_run_alone() -> None:
+    """They bear its tag; only a sweep that names them, as their run's does, may end them."""
+    tag = helper_tag(detached_tag(RUN), "cd" * 16)
+    helper = row(20, 10, tag=tag)
+    assert asked(Target(roots=names(10), run_id=RUN), row(10, 5), helper) == [10]
+    assert asked(Target(roots=names(20)), row(10, 5), helper) == [20]
 
 
 def test_pid_1_and_processes_without_start_time_never_belong() -> None:

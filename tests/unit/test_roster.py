@@ -9,24 +9,56 @@ import pytest
 
 from safepool.core import lineage
 from safepool.core.identity import Incarnation, ProcessRow
-from safepool.core.planner import Sig
+from safepool.core.membership import find_members
+from safepool.core.planner import Sig, Target
+from safepool.core.policy import EndPolicy
+from safepool.core.values import replace
 from safepool.core.wire import STATUS_SIZE, Exited, Started, Status, decode_status
 from safepool.roster import Roster, send_status
+from safepool.sparing import Released, Sparing
 from tests.unit.test_sweeper import Stand
 
 RUN = "ab" * 16
 LAUNCHER = Incarnation(5, 5)
 
 
+class StandInSparing(Sparing):
+    """Gives the tag to the rows of a made-up host; ``follows`` False: it cannot keep up."""
+
+    def __init__(self, host: Stand) -> None:
+        self.host = host
+        self.let = 0
+        self.follows = True
+
+    def on_record(self) -> frozenset[Incarnation]:
+        return frozenset()
+
+    def let_go(self, target: Target) -> Released:
+        self.let += 1
+        names = {}
+        for found in find_members(target, (), self.host.look()):
+            names[found.row.incarnation] = "sleep 60"
+            tag = lineage.detached_tag(RUN)
+            self.host.rows[found.row.pid] = replace(found.row, tag=tag)
+        return Released(names, is_all=self.follows)
+
+
 class Launcher:
     """A roster with one worker (pid 10, number 1), its pipe, and what was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, strays: str = "kill") -> None:
         self.host = Stand(10)
+        self.sparing = StandInSparing(self.host)
         self.host.rows[10] = ProcessRow(10, 10, 5, tag=lineage.tag_of(RUN, 1))
         self.told: list[tuple[str, str]] = []
         self.roster = Roster(
-            self.host, LAUNCHER, RUN, 1.0, self.host.look, lambda *line: self.told.append(line)
+            self.host,
+            LAUNCHER,
+            RUN,
+            EndPolicy(1.0, strays=strays),
+            self.host.look,
+            lambda *line: self.told.append(line),
+            self.sparing,
         )
         self.reader, writer = os.pipe()
         os.set_blocking(self.reader, False)
@@ -64,6 +96,85 @@ def launcher() -> Iterator[Launcher]:
     yield made
     made.roster.finish()
     os.close(made.reader)
+
+
+@pytest.fixture
+def sparing() -> Iterator[Launcher]:
+    """The launcher of a pool that spares strays."""
+    made = Launcher("spare")
+    yield made
+    made.roster.finish()
+    os.close(made.reader)
+
+
+def test_strays_of_a_worker_that_was_sent_away_are_spared(sparing: Launcher) -> None:
+    """Nobody is signalled, EXITED does not wait for them, and one line names them."""
+    sparing.heard()
+    sparing.add_stray(20)
+    sparing.roster.note_retiring(1)
+    sparing.die(0)
+    sparing.turn()
+    assert sparing.heard() == [Exited(0)]
+    assert sparing.host.sent == []
+    assert 20 in sparing.host.rows
+    ((level, text),) = sparing.told
+    assert level == "info"
+    assert "spared 20 (sleep 60)" in text
+
+
+@pytest.mark.parametrize(
+    ("sent_away", "code", "asked"),
+    [(False, 0, False), (True, 1, False), (True, -9, False), (True, 0, True)],
+)
+def test_strays_of_any_other_end_are_not_spared(
+    sparing: Launcher, sent_away: bool, code: int, asked: bool
+) -> None:
+    """It left by itself (its owner is gone), failed, was killed, or its end was asked for."""
+    sparing.add_stray(20)
+    if sent_away:
+        sparing.roster.note_retiring(1)
+    if asked:
+        sparing.roster.end(1, 1.0)
+    sparing.die(code)
+    sparing.turn()
+    assert sparing.sparing.let == 0
+    assert 20 not in sparing.host.rows
+    everything = Target(subtree_of=LAUNCHER)
+    assert sparing.roster.spare_rest(everything) == everything
+
+
+def test_the_policy_is_the_pools(launcher: Launcher) -> None:
+    """A pool that spares nothing ends the strays of those that it sends away, too."""
+    launcher.add_stray(20)
+    launcher.roster.note_retiring(1)
+    launcher.die(0)
+    launcher.turn()
+    assert 20 not in launcher.host.rows
+    assert launcher.sparing.let == 0
+
+
+def test_strays_that_cannot_be_followed_are_left_alone(sparing: Launcher) -> None:
+    """They are not signalled instead: a warning says so, and the worker's end is told."""
+    sparing.heard()
+    sparing.sparing.follows = False
+    sparing.add_stray(20)
+    sparing.roster.note_retiring(1)
+    sparing.die(0)
+    sparing.turn()
+    assert sparing.heard() == [Exited(0)]
+    assert sparing.host.sent == []
+    assert [level for level, _ in sparing.told] == ["info", "warning"]
+
+
+def test_what_nobody_can_be_named_for_is_spared_at_the_close(sparing: Launcher) -> None:
+    """After workers that all ended in order the rest of the subtree goes free as well."""
+    sparing.host.rows[5] = ProcessRow(5, 5, 1)
+    sparing.roster.note_retiring(1)
+    sparing.die(0)
+    sparing.turn()
+    sparing.host.rows[30] = ProcessRow(30, 30, 5)
+    target = sparing.roster.spare_rest(Target(subtree_of=LAUNCHER))
+    assert Incarnation(30, 30) in target.spare
 
 
 def test_a_worker_that_ends_is_told_once(launcher: Launcher) -> None:

@@ -38,7 +38,7 @@ def test_a_stray_is_a_warning_whoever_asked(sig: Sig, asked: bool) -> None:
     """Cause, pid, command line, signal, and how to spare it: all in one line."""
     ((level, text),) = told(Finished(ended(STRAY, "tag", sig)), asked=asked)
     assert level == "warning"
-    for part in ("because", "stray 20 (sleep 60)", "tag", sig.value, "outside of it"):
+    for part in ("because", "stray 20 (sleep 60)", "tag", sig.value, "safepool.detached"):
         assert part in text
     assert "\n" not in text
 
@@ -49,7 +49,7 @@ def test_a_worker_is_no_warning(asked: bool, level: str) -> None:
     ((got, text),) = told(Finished(ended(WORKER, "named", Sig.TERM)), asked=asked)
     assert got == level
     assert "worker 10 (python job.py)" in text
-    assert "outside of it" not in text
+    assert "safepool.detached" not in text
 
 
 def test_what_went_by_itself_is_not_told() -> None:
