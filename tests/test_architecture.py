@@ -32,7 +32,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     # Does.
-    ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
+    ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.procfs"),
+    ("safepool.host.linux",),
     ("safepool.host.title",),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry"),
