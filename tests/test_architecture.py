@@ -33,7 +33,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     ("safepool.core.detached_record",),
     # Does.
-    ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
+    ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.procfs"),
+    ("safepool.host.linux",),
     ("safepool.host.title", "safepool.host.release"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),

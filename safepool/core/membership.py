@@ -61,7 +61,9 @@ class Target:
         """A tick (since boot) before which no member can have started.
 
         Roots, the children of the subreaper and bearers are not older than this by
-        themselves, their descendants not by the rule of parentage.
+        themselves, their descendants not by the rule of parentage. Of elders a look need
+        not read tag and mark, so whatever else makes a member has to be counted in here:
+        a tag that was not read cannot say that its bearer was let go.
         """
         heads = [root.start for root in self.roots]
         if self.subtree_of is not None:

@@ -1,15 +1,8 @@
 """The Linux host: /proc for looking, pidfds for waiting and signalling.
 
-Does, decides nothing; the promises are in :mod:`safepool.host.base`. Plain
-``os.open`` and ``os.read``, since a look is taken several times per sweep and has
-to be cheap also with a thousand processes.
+Does, decides nothing; the promises are in :mod:`safepool.host.base`, the files are
+read in :mod:`safepool.host.procfs`.
 
-* Rows come from /proc/PID/stat, split after the *last* ``)``: a process may name
-  itself anything.
-* The subtree comes from /proc/PID/task/TID/children. proc(5): what it lists is
-  only sure while no child ends. So a list is read again when one of its children
-  has vanished, and that of the top once more at the end, since orphans arrive there
-  during the walk. A kernel without these files gets a walk over all of /proc.
 * Everything is read anew in every look, the tag of a known process as well: a limit can
   be set at any time, and asking costs half a microsecond.
 * Reading a command line or an environment waits for the memory map of the process.
@@ -26,16 +19,20 @@ import resource
 import shlex
 import signal
 import time
-from typing import NamedTuple
 
-from safepool.core.identity import DEAD_STATES, Incarnation, ProcessRow, Snapshot
+from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import MARK_VARIABLE, is_tag, is_tag_of_run
 from safepool.core.planner import Sig
 from safepool.host.base import Handle, NoHandle, Sending
-
-_VANISHED = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR})
-_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM})
-_STARVED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+from safepool.host.procfs import (
+    CHUNK,
+    Stat,
+    read,
+    read_everybody,
+    read_stat,
+    walk_children,
+    walk_parents,
+)
 
 _NUMBERS = {
     Sig.TERM: signal.SIGTERM,
@@ -44,13 +41,8 @@ _NUMBERS = {
     Sig.KILL: signal.SIGKILL,
 }
 
-# Positions in /proc/PID/stat, counted from the state letter (proc(5), field 3).
-_STATE, _PPID, _GROUP, _SESSION, _THREADS, _START = 0, 1, 2, 3, 17, 19
-
-_CHUNK = 1 << 16
 _LONGEST_ENVIRONMENT = 1 << 22
 _LONGEST_COMMAND_LINE = 4096
-_REREADS = 3
 _TAG_LABEL = b"Max realtime timeout"
 
 
@@ -104,7 +96,7 @@ class LinuxHost:
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         """Return ``pid`` and its descendants; see the contract in the base module."""
         taken = self.now()
-        stats = _walk_children(pid) if self._has_children_files else _walk_parents(pid)
+        stats = walk_children(pid) if self._has_children_files else walk_parents(pid)
         rows = {}
         for found, stat in stats.items():
             tag, mark = None, None
@@ -119,7 +111,7 @@ class LinuxHost:
         """Return all visible processes; see the contract in the base module."""
         taken = self.now()
         rows = {}
-        for pid, stat in _read_everybody().items():
+        for pid, stat in read_everybody().items():
             if tags and stat.is_alive and stat.start >= since:
                 rows[pid] = stat.row(pid, self.read_tag(pid), self._mark_of(pid, stat))
             else:
@@ -128,7 +120,7 @@ class LinuxHost:
 
     def row(self, pid: int) -> ProcessRow | None:
         """Return the row of ``pid``, or None."""
-        stat = _read_stat(pid)
+        stat = read_stat(pid)
         return None if stat is None else stat.row(pid)
 
     def incarnation(self, pid: int) -> Incarnation | None:
@@ -176,9 +168,9 @@ class LinuxHost:
         row = self.row(pid)
         if row is None:
             return ""
-        raw = b"" if row.state == "D" else _read(f"/proc/{pid}/cmdline", _LONGEST_COMMAND_LINE)
+        raw = b"" if row.state == "D" else read(f"/proc/{pid}/cmdline", _LONGEST_COMMAND_LINE)
         if not raw:
-            name = (_read(f"/proc/{pid}/comm", _LONGEST_COMMAND_LINE) or b"").rstrip(b"\n")
+            name = (read(f"/proc/{pid}/comm", _LONGEST_COMMAND_LINE) or b"").rstrip(b"\n")
             return f"[{_printable(name)}]" if name else ""
         words = raw.rstrip(b"\0").split(b"\0")
         cut = "..." if len(raw) >= _LONGEST_COMMAND_LINE else ""
@@ -197,7 +189,7 @@ class LinuxHost:
 
     def read_mark(self, pid: int) -> str | None:
         """Return the mark of ``pid``, from the environment that it was exec'd with."""
-        raw = _read(f"/proc/{pid}/environ", _LONGEST_ENVIRONMENT)
+        raw = read(f"/proc/{pid}/environ", _LONGEST_ENVIRONMENT)
         prefix = f"{MARK_VARIABLE}=".encode()
         for entry in raw.split(b"\0") if raw and prefix in raw else ():
             if entry.startswith(prefix):
@@ -206,7 +198,7 @@ class LinuxHost:
 
     def boot_id(self) -> str:
         """Return the kernel's random name of this boot."""
-        return (_read("/proc/sys/kernel/random/boot_id", 64) or b"").decode().strip()
+        return (read("/proc/sys/kernel/random/boot_id", 64) or b"").decode().strip()
 
     def pid_namespace(self) -> int:
         """Return the inode number of this process's pid namespace."""
@@ -219,7 +211,7 @@ class LinuxHost:
         pid namespace, the number in it is another than the one that the pidfd was made of.
         """
         try:
-            info = _read(f"/proc/self/fdinfo/{fd}", 4096)
+            info = read(f"/proc/self/fdinfo/{fd}", 4096)
             row = self.row(incarnation.pid)
         except OSError:
             return NoHandle.UNKNOWN
@@ -230,28 +222,8 @@ class LinuxHost:
             return NoHandle.GONE
         return None
 
-    def _mark_of(self, pid: int, stat: _Stat) -> str | None:
+    def _mark_of(self, pid: int, stat: Stat) -> str | None:
         return None if stat.state == "D" else self.read_mark(pid)
-
-
-class _Stat(NamedTuple):
-    """What /proc/PID/stat tells, less the pid."""
-
-    start: int
-    ppid: int
-    state: str
-    group: int
-    session: int
-    threads: int
-
-    @property
-    def is_alive(self) -> bool:
-        return self.state not in DEAD_STATES
-
-    def row(self, pid: int, tag: int | None = None, mark: str | None = None) -> ProcessRow:
-        return ProcessRow(
-            pid, self.start, self.ppid, self.state, self.group, self.session, tag, mark
-        )
 
 
 def _refuse(pid: int) -> None:
@@ -265,124 +237,9 @@ def _is_answer(tag: int | None, run_id: str | None) -> bool:
     return tag is not None and (run_id is None or is_tag_of_run(tag, run_id))
 
 
-def _read(path: str, most: int) -> bytes | None:
-    """The first ``most`` bytes; None when the file is gone or may not be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in _STARVED:
-            raise
-        return None
-    try:
-        # A short read is not the end: the kernel hands out lists a page at a time.
-        parts = []
-        while most > 0 and (data := os.read(fd, min(most, _CHUNK))):
-            parts.append(data)
-            most -= len(data)
-        return b"".join(parts)
-    except OSError as error:
-        if error.errno in _VANISHED | _FORBIDDEN:
-            return None
-        raise
-    finally:
-        os.close(fd)
-
-
-def _read_stat(pid: int) -> _Stat | None:
-    """What the kernel says of ``pid`` now; None when it is not there."""
-    data = _read(f"/proc/{pid}/stat", _CHUNK)
-    if not data:
-        return None
-    fields = data[data.rindex(b")") + 2 :].split(None, _START + 1)
-    state, threads = fields[_STATE].decode(), int(fields[_THREADS])
-    if state == "Z" and threads > 1:
-        # Only its first thread has ended (pthread_exit); the process lives.
-        state = "S"
-    return _Stat(
-        int(fields[_START]),
-        int(fields[_PPID]),
-        state,
-        int(fields[_GROUP]),
-        int(fields[_SESSION]),
-        threads,
-    )
-
-
-def _read_everybody() -> dict[int, _Stat]:
-    """Every process that is visible."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return {pid: stat for pid in pids if (stat := _read_stat(pid)) is not None}
-
-
-def _walk_children(top: int) -> dict[int, _Stat]:
-    """``top`` and all its descendants, from the kernel's lists of children."""
-    own = _read_stat(top)
-    if own is None:
-        return {}
-    stats = {top: own}
-    waiting = [(top, own)]
-    for _ in range(_REREADS):
-        while waiting:
-            waiting.extend(_read_children(*waiting.pop(), stats))
-        waiting = _read_children(top, own, stats)
-        if not waiting:
-            break
-    return stats
-
-
-def _read_children(pid: int, parent: _Stat, stats: dict[int, _Stat]) -> list[tuple[int, _Stat]]:
-    """Add the children of ``pid`` that are not in ``stats``; return those that may have some.
-
-    The dead have none: the kernel gives them away before it calls the parent dead.
-    """
-    new = []
-    for _ in range(_REREADS):
-        is_sure = True
-        for child in _list_children(pid, parent.threads):
-            if child in stats:
-                continue
-            stat = _read_stat(child)
-            if stat is None:
-                is_sure = False
-                continue
-            stats[child] = stat
-            if stat.is_alive:
-                new.append((child, stat))
-        if is_sure:
-            break
-    return new
-
-
-def _list_children(pid: int, threads: int) -> list[int]:
-    """The pids of the children of all threads of ``pid``."""
-    tids = [str(pid)]
-    if threads > 1:
-        try:
-            tids = os.listdir(f"/proc/{pid}/task")
-        except OSError as error:
-            if error.errno in _STARVED:
-                raise
-    children = []
-    for tid in tids:
-        listed = _read(f"/proc/{pid}/task/{tid}/children", 1 << 24)
-        children += [int(word) for word in listed.split()] if listed else []
-    return children
-
-
-def _walk_parents(top: int) -> dict[int, _Stat]:
-    """The same as ``_walk_children`` by the parent of every process there is."""
-    everybody = _read_everybody()
-    stats = {top: everybody[top]} if top in everybody else {}
-    size = 0
-    while len(stats) > size:
-        size = len(stats)
-        stats.update((pid, stat) for pid, stat in everybody.items() if stat.ppid in stats)
-    return stats
-
-
 def _limit_in_file(pid: int) -> int:
     """The soft RLIMIT_RTTIME as /proc/PID/limits prints it; -1 for unlimited or unknown."""
-    for line in (_read(f"/proc/{pid}/limits", _CHUNK) or b"").splitlines():
+    for line in (read(f"/proc/{pid}/limits", CHUNK) or b"").splitlines():
         if line.startswith(_TAG_LABEL):
             soft = line[len(_TAG_LABEL) :].split()[0]
             return int(soft) if soft.isdigit() else -1
