@@ -55,6 +55,8 @@ class LauncherWatch:
         """Watch a launcher; one that is gone already needs none, nor one that is known."""
         if launcher_id in self._launchers:
             return
+        # Also of one that was killed before we came up: what it left gets its grace.
+        self._longest = max(grace, self._longest or 0.0)
         try:
             pidfd = os.pidfd_open(incarnation.pid)
         except ProcessLookupError:
@@ -63,7 +65,6 @@ class LauncherWatch:
             os.close(pidfd)
             return
         self._launchers[launcher_id] = _Launcher(incarnation, pidfd)
-        self._longest = max(grace, self._longest or 0.0)
         self._files.add_member(Member("launcher", incarnation))
 
     def note_retired(self, launcher_id: int) -> None:

@@ -33,7 +33,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     # Does.
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
-    ("safepool.host.title",),
+    ("safepool.host.title", "safepool.host.own_signals", "safepool.host.vitals"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry"),
     ("safepool.sweeper", "safepool.payload"),
@@ -64,6 +64,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool",),
     # The command line.
     ("safepool.demo_owner", "safepool.demo"),
+    ("safepool.cli.run",),
+    ("safepool.cli.arguments",),
     ("safepool.cli",),
     ("safepool.__main__",),
 ]
@@ -85,7 +87,8 @@ SIGNALLING = {
     "os": {"kill", "killpg"},
     "signal": {"pidfd_send_signal", "raise_signal", "pthread_kill", "sigqueue"},
 }
-MAY_SIGNAL = {"safepool.host.linux"}
+# The second raises signals in its own process, and can mean no other.
+MAY_SIGNAL = {"safepool.host.linux", "safepool.host.own_signals"}
 # It imports subprocess for its strays, and terminates a pool.
 MAY_TERMINATE = {"safepool.demo_owner"}
 

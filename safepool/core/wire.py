@@ -27,6 +27,7 @@ log         level, text                                 sidecar -> owner
 start       worker number, name, which stdio, is there  owner -> launcher
             a blob, is there a tracker, how many more
 end         worker number, grace                        owner -> launcher
+flush       number of a signal that is pending          owner -> launcher
 told        launcher, level, text                       launcher -> sidecar
 retired     launcher                                    launcher -> both
 ========== ========================================== =======================
