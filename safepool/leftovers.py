@@ -62,14 +62,11 @@ def start_up_sweeps(
     return tasks
 
 
-def _sweep_of(
-    run: registry.DeadRun,
-    files: registry.RunFiles,
-    host: Host,
-    spare: frozenset[Incarnation],
-    note: Callable[[str, str], None],
-) -> SweepTask:
-    target = Target(
+def target_of(
+    run: registry.DeadRun, files: registry.RunFiles, spare: frozenset[Incarnation]
+) -> Target:
+    """What belongs to a dead run."""
+    return Target(
         roots=frozenset(member.incarnation for member in run.members),
         run_id=run.record.run_id,
         born_from=run.record.started_ticks,
@@ -77,6 +74,16 @@ def _sweep_of(
         swept_from=ticks(),
         spare=spare,
     )
+
+
+def _sweep_of(
+    run: registry.DeadRun,
+    files: registry.RunFiles,
+    host: Host,
+    spare: frozenset[Incarnation],
+    note: Callable[[str, str], None],
+) -> SweepTask:
+    target = target_of(run, files, spare)
     sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
 
     def done(sweep: Sweep) -> None:

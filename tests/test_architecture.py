@@ -46,7 +46,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.
-    ("safepool.latch",),
+    ("safepool.latch", "safepool.layers"),
     ("safepool.launcher_link", "safepool.tracker", "safepool.voice"),
     ("safepool.sidecar_link", "safepool.sidecar_keeper"),
     ("safepool.monitor",),
@@ -64,7 +64,13 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool",),
     # The command line.
     ("safepool.demo_owner", "safepool.demo"),
-    ("safepool.cli.run",),
+    ("safepool.inventory", "safepool.run_logs", "safepool.dead_runs"),
+    ("safepool.stopping", "safepool.probes"),
+    ("safepool.cli.words",),
+    ("safepool.cli.choose",),
+    ("safepool.cli.run", "safepool.cli.ps", "safepool.cli.log", "safepool.cli.doctor"),
+    ("safepool.cli.sweep",),
+    ("safepool.cli.stop",),
     ("safepool.cli.arguments",),
     ("safepool.cli",),
     ("safepool.__main__",),
@@ -96,7 +102,12 @@ MAY_TERMINATE = {"safepool.demo_owner"}
 ONLY_IN = {"psutil": {"safepool.host.portable"}, "cloudpickle": {"safepool.payload"}}
 
 # The wall clock may be set while we wait. It serves for ages of files, and for people.
-MAY_ASK_WALL_CLOCK = {"safepool.registry.files", "safepool.run", "safepool.voice"}
+MAY_ASK_WALL_CLOCK = {
+    "safepool.registry.files",
+    "safepool.run",
+    "safepool.voice",
+    "safepool.inventory",
+}
 # The demonstration sleeps for its reader, and its strays have nothing else to do.
 MAY_SLEEP = {"safepool.demo", "safepool.demo_owner"}
 

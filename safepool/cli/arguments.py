@@ -41,7 +41,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"safepool {__version__}")
     subcommands = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
-    for add in (_add_run, _add_demo):
+    for add in (
+        _add_run,
+        _add_ps,
+        _add_tree,
+        _add_stop,
+        _add_sweep,
+        _add_log,
+        _add_doctor,
+        _add_demo,
+    ):
         add(subcommands)
     return parser
 
@@ -86,6 +95,155 @@ def _run_run(options: argparse.Namespace) -> int:
     from safepool.cli import run
 
     return run.run_command(options.command, options.grace)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON; see docs/cli.md")
+
+
+def _add_ps(subcommands: _Subcommands[Any]) -> None:
+    parser = subcommands.add_parser(
+        "ps",
+        help="list the runs of this user, alive and dead",
+        description="Lists the runs on record: whose they are, and what of them is alive. Memory "
+        "is resident memory, what processes share included. Exit status 0.",
+    )
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_interval,
+        const=1.0,
+        metavar="SECONDS",
+        help="look again and again until Ctrl-C (needs rich: pip install 'safepool[cli]')",
+    )
+    _add_json(parser)
+    parser.set_defaults(run=_run_ps)
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r}: seconds from 0.1 to 3600 are wanted")
+    return seconds
+
+
+def _run_ps(options: argparse.Namespace) -> int:
+    from safepool.cli import ps
+
+    return ps.list_runs(as_json=options.json, watch=options.watch)
+
+
+_RUN_HELP = "the beginning of a run's ID, or its owner's pid"
+
+
+def _add_tree(subcommands: _Subcommands[Any]) -> None:
+    parser = subcommands.add_parser(
+        "tree",
+        help="show the processes of one run",
+        description="Shows the living processes of a run as a tree, with the role of each. Exit "
+        "status 0; 2 if RUN means no run or more than one.",
+    )
+    parser.add_argument("name", metavar="RUN", help=_RUN_HELP)
+    _add_json(parser)
+    parser.set_defaults(run=_run_tree)
+
+
+def _run_tree(options: argparse.Namespace) -> int:
+    from safepool.cli import ps
+
+    return ps.show_tree(options.name, as_json=options.json)
+
+
+def _add_stop(subcommands: _Subcommands[Any]) -> None:
+    parser = subcommands.add_parser(
+        "stop",
+        help="end one run: its owner, and with it everything",
+        description="Ends the owner of a living run: SIGTERM, the grace, SIGKILL. Its launchers "
+        "and its sidecar then end the rest, and this waits for them. Of a run whose owner is dead "
+        "it ends what is left. Exit status 0: nothing is left; 2: RUN means no run or more than "
+        "one, or one that may not be stopped; 3: something is left, and named.",
+    )
+    parser.add_argument("name", metavar="RUN", help=_RUN_HELP)
+    _add_grace(parser, "seconds between SIGTERM and SIGKILL")
+    _add_json(parser)
+    parser.set_defaults(run=_run_stop)
+
+
+def _run_stop(options: argparse.Namespace) -> int:
+    from safepool.cli import stop
+
+    return stop.stop(options.name, options.grace, as_json=options.json)
+
+
+def _add_sweep(subcommands: _Subcommands[Any]) -> None:
+    parser = subcommands.add_parser(
+        "sweep",
+        help="end what dead runs have left",
+        description="Ends what is left of runs whose owner is proven dead, as every start of a "
+        "run does. Living runs are not touched, nor what cannot be told apart. Exit status 0: "
+        "nothing was left; 1: something was, and is ended (with --dry-run: would be); 3: "
+        "something could not be ended.",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be ended, and signal nothing"
+    )
+    _add_grace(parser, "seconds between SIGTERM and SIGKILL")
+    _add_json(parser)
+    parser.set_defaults(run=_run_sweep)
+
+
+def _run_sweep(options: argparse.Namespace) -> int:
+    from safepool.cli import sweep
+
+    return sweep.sweep(dry_run=options.dry_run, grace=options.grace, as_json=options.json)
+
+
+def _add_log(subcommands: _Subcommands[Any]) -> None:
+    parser = subcommands.add_parser(
+        "log",
+        help="show what was ended, when, why, and how to spare it",
+        description="Shows the newest lines of the logs of all runs, or of one, newest first. "
+        "Logs of runs that are over are kept for 30 days, 50 at most. Exit status 0; 2 if RUN "
+        "means no log or more than one.",
+    )
+    parser.add_argument("name", metavar="RUN", nargs="?", help="the beginning of a run's ID")
+    parser.add_argument(
+        "-n", dest="lines", type=_count, default=50, metavar="N", help="lines (default: 50)"
+    )
+    _add_json(parser)
+    parser.set_defaults(run=_run_log)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _run_log(options: argparse.Namespace) -> int:
+    from safepool.cli import log
+
+    return log.show(options.name, options.lines, as_json=options.json)
+
+
+def _add_doctor(subcommands: _Subcommands[Any]) -> None:
+    parser = subcommands.add_parser(
+        "doctor",
+        help="say which layers of protection this machine and this user have",
+        description="Tries each mechanism that safepool relies on, says which promise follows "
+        "from it and what would improve it. Exit status 0: every promise holds; 1: one does not.",
+    )
+    _add_json(parser)
+    parser.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    from safepool.cli import doctor
+
+    return doctor.examine(as_json=options.json)
 
 
 def _add_demo(subcommands: _Subcommands[Any]) -> None:
