@@ -4,7 +4,8 @@ Looks and decides nothing that could end a process: what a sweep takes for a mem
 decided in :mod:`safepool.core.membership`, and more strictly. Here a process is put to
 exactly one run, the innermost, by the first of these that answers:
 
-1. its incarnation is on record: sidecar, launcher;
+1. its incarnation is on record (sidecar, launcher), or will be in a moment: it bears a
+   helper's tag and is a child of the owner;
 2. its tag (which also says the worker), 3. its mark; both only if it was born within the
    life of a run that is on record here;
 4. its parent.
@@ -134,8 +135,14 @@ class _Life:
 def _assign(snapshot: Snapshot, lives: list[_Life]) -> dict[int, _Life]:
     """The run of each living process that has one, by pid."""
     homes: dict[int, _Life] = {}
+    by_owner = {life.record.owner: life for life in lives if life.record is not None}
     for row in snapshot.alive():
-        home = _on_record(row, lives) or _by_witness(row, lives)
+        home = _on_record(row, lives)
+        parent = snapshot.rows.get(row.ppid)
+        if home is None and parent is not None and is_helper_tag(row.tag):
+            home = by_owner.get(parent.incarnation)
+        if home is None:
+            home = _by_witness(row, lives)
         if home is not None:
             homes[row.pid] = home
     # Parents are older than their children, so one pass in the order of birth is enough.
@@ -201,13 +208,14 @@ def _with_roles(rows: list[ProcessRow], life: _Life) -> Iterator[tuple[ProcessRo
         elif is_detached_tag(row.tag):
             roles[row.pid] = "detached"
         elif is_helper_tag(row.tag):
-            roles[row.pid] = "launcher"  # so young that it is not on record yet
+            roles[row.pid] = "launcher"  # its sidecar is not up yet, to put it on record
     numbers: set[int] = set()
     for row in rows:
         number = _worker_number(row, life)
         if row.pid not in roles:
-            is_new = number > 0 and number not in numbers and roles.get(row.ppid) == "launcher"
-            roles[row.pid] = "worker" if is_new else "stray"
+            is_first = number > 0 and number not in numbers
+            is_worker = is_first and roles.get(row.ppid) == "launcher"
+            roles[row.pid] = "worker" if is_worker else "stray"
             numbers.add(number)
         yield row, roles[row.pid], number
 

@@ -168,6 +168,13 @@ def _add_stop(subcommands: _Subcommands[Any]) -> None:
     )
     parser.add_argument("name", metavar="RUN", help=_RUN_HELP)
     _add_grace(parser, "seconds between SIGTERM and SIGKILL")
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long to wait for the rest once the owner is gone (default: the grace + 3; pools "
+        "that were made with a longer grace take longer)",
+    )
     _add_json(parser)
     parser.set_defaults(run=_run_stop)
 
@@ -175,7 +182,7 @@ def _add_stop(subcommands: _Subcommands[Any]) -> None:
 def _run_stop(options: argparse.Namespace) -> int:
     from safepool.cli import stop
 
-    return stop.stop(options.name, options.grace, as_json=options.json)
+    return stop.stop(options.name, options.grace, options.wait, as_json=options.json)
 
 
 def _add_sweep(subcommands: _Subcommands[Any]) -> None:

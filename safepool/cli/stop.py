@@ -22,7 +22,7 @@ from safepool.stopping import MARGIN, Farewell, end_owner, refusal
 _NOT_POSSIBLE = 2
 
 
-def stop(name: str, grace: float, *, as_json: bool) -> int:
+def stop(name: str, grace: float, patience: float | None, *, as_json: bool) -> int:
     """Stop the run that ``name`` means; the exit status is in the subcommand's help."""
     host = LinuxHost()
     directory = registry.directory()
@@ -42,7 +42,8 @@ def stop(name: str, grace: float, *, as_json: bool) -> int:
             report = end_owner(run.record.owner, grace, host)
             how = _outcome(report)
             if not report.stuck:
-                farewell.wait(max(run.record.grace, grace) + MARGIN)
+                longest = max(run.record.grace, grace) + MARGIN
+                farewell.wait(longest if patience is None else patience)
     return _finish(run, how, grace, directory, host, as_json=as_json)
 
 
