@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import select
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 from safepool import sweeper
 from safepool.core.identity import Incarnation, Snapshot
@@ -19,12 +21,14 @@ from safepool.core.planner import SweepReport, Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Verdict
 from safepool.dead_runs import ancestry
-from safepool.host.base import Handle, NoHandle
+from safepool.host.base import NoHandle
 from safepool.host.linux import LinuxHost
-from safepool.inventory import ListedProcess, ListedRun
+from safepool.inventory import ListedProcess, ListedRun, take_inventory
 
 MARGIN = 3.0
 """Seconds that a run's own processes get beyond their grace to end the rest and leave."""
+
+_LOOK_AGAIN = 0.05
 
 
 def refusal(run: ListedRun, host: LinuxHost) -> str:
@@ -52,35 +56,39 @@ def end_owner(owner: Incarnation, grace: float, host: LinuxHost) -> SweepReport:
     return sweeper.run(sweeper.Sweep(host, target, StopPolicy(grace), look))
 
 
-class Farewell:
-    """Waits for processes of a run; made before its owner is ended. Use it in a ``with``."""
+def wait_for_rest(
+    run_id: str, directory: str, host: LinuxHost, seconds: float
+) -> list[ListedProcess]:
+    """Wait until no process of the run is alive; return those that are after ``seconds``.
 
-    def __init__(self, processes: tuple[ListedProcess, ...], host: LinuxHost) -> None:
-        self._host = host
-        self._handles: dict[int, Handle] = {}
-        for process in processes:
-            # A detached one stays: that is what it was let go for.
-            if process.role == "detached" or process.incarnation.pid <= 1:
-                continue
-            handle = host.open(process.incarnation)
-            if not isinstance(handle, NoHandle):
-                self._handles[handle.fd] = handle
+    Detached ones may stay: that is what they were let go for. Looks again whenever all that
+    were seen are gone, since a young sidecar may not have been on record yet.
+    """
+    until = host.now() + seconds
+    while True:
+        runs = [run for run in take_inventory(directory, host) if run.run_id == run_id]
+        left = [each for run in runs for each in run.processes if each.role != "detached"]
+        patience = until - host.now()
+        if not left or patience <= 0:
+            return left
+        _wait_for_ends(left, host, patience)
 
-    def __enter__(self) -> Farewell:  # noqa: PYI034  Self needs Python 3.11
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles.values():
-            handle.close()
-        self._handles.clear()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until all are dead, ``seconds`` at most."""
-        until = self._host.now() + seconds
+def _wait_for_ends(processes: Iterable[ListedProcess], host: LinuxHost, seconds: float) -> None:
+    """Wait until all are dead, ``seconds`` at most."""
+    until = host.now() + seconds
+    with ExitStack() as undo:
         poll = select.poll()
-        for fd in self._handles:
-            poll.register(fd, select.POLLIN)
-        while self._handles and (left := until - self._host.now()) > 0:
+        waiting = set()
+        for process in processes:
+            handle = host.open(process.incarnation) if process.incarnation.pid > 1 else None
+            if handle is not None and not isinstance(handle, NoHandle):
+                undo.callback(handle.close)
+                poll.register(handle.fd, select.POLLIN)
+                waiting.add(handle.fd)
+        if not waiting:
+            poll.poll(_LOOK_AGAIN * 1000)  # no descriptor is free
+        while waiting and (left := until - host.now()) > 0:
             for fd, _ in poll.poll(math.ceil(left * 1000)):
                 poll.unregister(fd)
-                self._handles.pop(fd).close()
+                waiting.discard(fd)

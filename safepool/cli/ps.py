@@ -199,11 +199,12 @@ def run_as_json(run: ListedRun) -> dict[str, Any]:
         "started": None if record is None else words.iso(record.started_wall),
         "age": run.age,
         "memory": run.memory,
-        "processes": [_process_as_json(process) for process in run.processes],
+        "processes": [process_as_json(process) for process in run.processes],
     }
 
 
-def _process_as_json(process: ListedProcess) -> dict[str, Any]:
+def process_as_json(process: ListedProcess) -> dict[str, Any]:
+    """The documented form of a process; see docs/cli.md."""
     return {
         **incarnation_as_json(process.incarnation),
         "parent": process.parent,

@@ -10,14 +10,14 @@ import sys
 from safepool import registry
 from safepool.cli import words
 from safepool.cli.choose import SHORT, NoSuchRunError, choose
-from safepool.cli.ps import run_as_json
+from safepool.cli.ps import process_as_json
 from safepool.cli.sweep import LEFT, print_swept
 from safepool.core.planner import SweepReport
 from safepool.core.record import Verdict
 from safepool.dead_runs import sweep_dead_runs
 from safepool.host.linux import LinuxHost
 from safepool.inventory import ListedRun, take_inventory
-from safepool.stopping import MARGIN, Farewell, end_owner, refusal
+from safepool.stopping import MARGIN, end_owner, refusal, wait_for_rest
 
 _NOT_POSSIBLE = 2
 
@@ -38,12 +38,11 @@ def stop(name: str, grace: float, patience: float | None, *, as_json: bool) -> i
         if reason or run.record is None:
             print(f"safepool stop: not {run.run_id[:SHORT]}: {reason}", file=sys.stderr)
             return _NOT_POSSIBLE
-        with Farewell(run.processes, host) as farewell:
-            report = end_owner(run.record.owner, grace, host)
-            how = _outcome(report)
-            if not report.stuck:
-                longest = max(run.record.grace, grace) + MARGIN
-                farewell.wait(longest if patience is None else patience)
+        report = end_owner(run.record.owner, grace, host)
+        how = _outcome(report)
+        if not report.stuck:
+            longest = max(run.record.grace, grace) + MARGIN
+            wait_for_rest(run.run_id, directory, host, longest if patience is None else patience)
     return _finish(run, how, grace, directory, host, as_json=as_json)
 
 
@@ -60,13 +59,11 @@ def _finish(
 ) -> int:
     """Sweep if nobody is left who would, look once more, and tell."""
     swept = sweep_dead_runs(directory, host, dry_run=False, grace=grace, only=run.run_id)
-    again = [other for other in take_inventory(directory, host) if other.run_id == run.run_id]
-    left = [process for other in again for process in other.processes]
-    left = [process for process in left if process.role != "detached"]
+    left = wait_for_rest(run.run_id, directory, host, 0.0)
     is_clean = not left and not swept.has("stuck")
     if as_json:
-        after = run_as_json(again[0]) if again else None
-        words.print_json({"id": run.run_id, "owner": how, "clean": is_clean, "run": after})
+        listed = [process_as_json(process) for process in left]
+        words.print_json({"id": run.run_id, "owner": how, "clean": is_clean, "left": listed})
         return 0 if is_clean else LEFT
     if run.verdict is not Verdict.DEAD and run.record is not None:
         print(f"owner {run.record.owner.pid} {how}")

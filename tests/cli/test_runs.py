@@ -240,7 +240,7 @@ def test_stop_kills_an_owner_that_ignores_sigterm(jail: Jail) -> None:
     )
     jail.hear("up")
     stopped = answer(jail, "stop", str(owner.pid), "--grace", "0.3")
-    assert stopped == {**stopped, "owner": "ended with SIGKILL", "clean": True, "run": None}
+    assert stopped == {**stopped, "owner": "ended with SIGKILL", "clean": True, "left": []}
     assert owner.wait() == -signal.SIGKILL
     assert len(jail.hear("asked")) == 1
     jail.assert_empty("stopped")
