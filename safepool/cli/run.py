@@ -164,10 +164,11 @@ class _Attendance:
     def _take(self, info: signal.struct_siginfo, handle: Handle | NoHandle) -> None:
         """Hand a signal on unless COMMAND has got it already; be ready to stop with it."""
         number = info.si_signo
+        # Asked for the terminal's as well: the launcher has to forget those, too.
+        was_for_all = self._was_for_all(number)
         # Positive: the kernel itself, for the terminal (signal(7), sigaction(2), si_code).
         came_from_kernel = info.si_code > 0
-        is_ours_alone = not came_from_kernel and not self._was_for_all(number)
-        if is_ours_alone and not isinstance(handle, NoHandle):
+        if not (was_for_all or came_from_kernel or isinstance(handle, NoHandle)):
             self._host.send(handle, number)
         if number in _STOPS:
             self._stop_until = time.monotonic() + _STOP_TIME

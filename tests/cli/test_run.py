@@ -253,13 +253,20 @@ def terminal(jail: Jail) -> Iterator[Terminal]:
 
 
 def test_a_ctrl_c_reaches_the_command_once(jail: Jail, terminal: Terminal) -> None:
-    """The terminal sends it to both; safepool neither ends of it nor hands it on again."""
+    """The terminal sends it to both; safepool neither ends of it nor hands it on again.
+
+    Afterwards one to safepool alone is handed on.
+    """
     ran = listen(jail, terminal.slave)
     terminal.type("\x03")
     jail.hear("got", 1)
     terminal.type("\x03")
     jail.hear("got", 2)
-    check_heard_once(jail, ran, ["INT", "INT"])
+    launcher = truth.parent(jail.hear("ready")[0].pid)
+    truth.until(lambda: not pending(launcher), "the launcher forgets")
+    ran.send(signal.SIGINT)
+    jail.hear("got", 3)
+    check_heard_once(jail, ran, ["INT", "INT", "INT"])
 
 
 def test_a_ctrl_c_ends_both_by_the_same_signal(jail: Jail, terminal: Terminal) -> None:

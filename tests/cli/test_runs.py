@@ -118,6 +118,7 @@ def test_nested_runs_are_told_apart(jail: Jail) -> None:
     console = Console(jail, "fork")
     console.ask("hold nested")
     jail.hear("inner", 2)
+    wait_for_sidecars(jail)
     runs = {run["owner"]["pid"]: run for run in answer(jail, "ps")["runs"]}
     outer = runs.pop(console.owner.pid)
     (inner,) = runs.values()
