@@ -131,9 +131,15 @@ def set_tag(tag: int) -> None:
     Where an administrator has bounded RLIMIT_RTTIME below the tag it cannot be set;
     the mark and the parentage remain.
     """
-    _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
-    if hard == resource.RLIM_INFINITY or hard >= tag:
+    if can_carry(tag):
+        _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
         resource.setrlimit(resource.RLIMIT_RTTIME, (tag, hard))
+
+
+def can_carry(tag: int) -> bool:
+    """May this process, and what it starts, carry the tag?"""
+    _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
+    return hard == resource.RLIM_INFINITY or hard >= tag
 
 
 def read_tag() -> int:

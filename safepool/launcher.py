@@ -259,6 +259,8 @@ class Launcher:
             number, grace = fields
             if self._ending is None:
                 self._roster.end(number, grace)
+        elif word == "flush":
+            self._children.discard_pending(*fields)
         return True
 
     def _start(self, fields: list[Any], fds: list[int]) -> None:
@@ -282,6 +284,9 @@ class Launcher:
             self._be_worker(request, status_fd)
         self._roster.add(request.number, loop.name_of(self._host, pid), status_fd)
         loop.close_all(request.descriptors())
+        if self._config.one_shot:
+            # It forks nobody else, so a worker that closes its pipes closes them for the reader.
+            loop.let_go_of_stdio()
 
     def _refuse(self, number: int, status_fd: int, request: StartRequest) -> None:
         send_status(status_fd, Failed(number))

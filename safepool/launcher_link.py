@@ -106,12 +106,15 @@ class LauncherLink:
                 f"at most {MAX_DESCRIPTORS - 6} can be handed over"
             )
         has = blob is not None, tracker is not None, len(inherited)
+        # Before it exists: a short one's launcher may say farewell before we have read on.
+        self.numbers.add(number)
         message = encode("start", number, name[:_LONGEST_NAME], numbers, *has)
         with in_flight.gate.lock:
             reader, writer = os.pipe()
             try:
                 self._send(message, [writer, *numbers, *optional, *inherited])
             except BaseException:
+                self.numbers.discard(number)
                 os.close(reader)
                 raise
             finally:
@@ -119,6 +122,7 @@ class LauncherLink:
         try:
             status = read_status(reader, START_TIMEOUT)
             if isinstance(status, Failed):
+                self.numbers.discard(number)
                 reason = os.strerror(status.number)
                 raise OSError(status.number, f"a worker cannot be started: {reason}")
             if not isinstance(status, Started):
@@ -131,7 +135,6 @@ class LauncherLink:
             with suppress(OSError, LauncherLostError):
                 self.end(number, 0.0)
             raise
-        self.numbers.add(number)
         return StartedWorker(number, Incarnation(status.pid, status.start), reader)
 
     def end(self, number: int, grace: float) -> None:
@@ -145,6 +148,11 @@ class LauncherLink:
         """Say that this worker is about to be told to leave: what it leaves may be spared."""
         with suppress(OSError, LauncherLostError):  # then nothing of it is spared
             self._send(encode("retiring", number), [])
+
+    def forget_signal(self, number: int) -> None:
+        """Have the launcher forget a signal that it got, and that is pending there since."""
+        with suppress(LauncherLostError):
+            self._send(encode("flush", number), [])
 
     def close(self) -> None:
         """Let the launcher end all that is left, and leave. May be called again.

@@ -77,6 +77,11 @@ class ChildLoop:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._listening)
         return pid
 
+    def discard_pending(self, number: int) -> None:
+        """Forget a blocked signal that has come; until then /proc shows it as pending."""
+        while signal.sigtimedwait(self._listening & {number}, 0) is not None:
+            pass
+
     def leave_in_child(self) -> None:
         """Give a forked child back the handler, wake-up descriptor and mask of before."""
         signal.set_wakeup_fd(-1)
@@ -128,6 +133,17 @@ def name_of(host: Host, pid: int) -> Incarnation:
         return host.incarnation(pid) or Incarnation(pid, 0)
     except OSError:
         return Incarnation(pid, 0)
+
+
+def let_go_of_stdio() -> None:
+    """Put /dev/null in the place of standard input and output.
+
+    Whoever waits for the end of such a pipe must not wait for a process that does not use it.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in (0, 1):
+        os.dup2(null, number)
+    os.close(null)
 
 
 def close_all(fds: Iterable[int]) -> None:

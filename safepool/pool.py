@@ -27,6 +27,7 @@ from safepool.engine import Engine
 from safepool.errors import PoolClosedError
 from safepool.feeder import feed_in_background, fill
 from safepool.jobs import Chunk, Job
+from safepool.layers import Protection
 from safepool.results import (
     AsyncResult,
     IMapIterator,
@@ -35,7 +36,6 @@ from safepool.results import (
     Stream,
     check_owner,
 )
-from safepool.run import Protection
 
 _Callback = Callable[[Any], object] | None
 

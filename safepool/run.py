@@ -34,15 +34,22 @@ from multiprocessing import util
 from typing import NoReturn
 
 from safepool import in_flight, launcher, loop, registry
-from safepool.bootstrap import Parentage, StartRequest, read_tag, run_process, set_tag
-from safepool.core.lineage import MARK_VARIABLE, helper_tag
+from safepool.bootstrap import (
+    Parentage,
+    StartRequest,
+    can_carry,
+    read_tag,
+    run_process,
+    set_tag,
+)
+from safepool.core.lineage import MARK_VARIABLE, helper_tag, tag_of
 from safepool.core.policy import DEFAULT_GRACE, EndPolicy
 from safepool.core.record import RunRecord
-from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
 from safepool.host import prctl
 from safepool.host.linux import LinuxHost, ticks
 from safepool.launcher_link import LauncherLink
+from safepool.layers import Protection
 from safepool.monitor import Monitor
 from safepool.preload import gather_settings, write_settings
 from safepool.sidecar_keeper import tolerates_degraded
@@ -55,19 +62,6 @@ _RETIRE_TIMEOUT = 3.0
 _SWEPT_MARGIN = 2.0
 
 MakeProcess = Callable[[StartRequest], mp_process.BaseProcess]
-
-
-@dataclass(frozen=True)
-class Protection:
-    """What protects a run at this moment.
-
-    ``sidecar``, ``launcher``: these processes watch the owner. ``reason``: why
-    something is missing, "" when nothing is.
-    """
-
-    sidecar: bool
-    launcher: bool
-    reason: str = ""
 
 
 class Run:
@@ -157,7 +151,8 @@ class Run:
     def protection(self) -> Protection:
         """What protects the run now."""
         reason = self.monitor.sidecar.failure
-        return Protection(sidecar=self.monitor.sidecar.is_watched, launcher=True, reason=reason)
+        watched, tag = self.monitor.sidecar.is_watched, can_carry(tag_of(self.run_id, 1))
+        return Protection(sidecar=watched, launcher=True, reason=reason, tag=tag)
 
     # -- launchers -----------------------------------------------------------------------
 

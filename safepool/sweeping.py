@@ -96,6 +96,10 @@ class SweepResult:
     runs: tuple[SweptRun, ...]
     kept: tuple[KeptRecord, ...]
 
+    def has(self, outcome: str) -> bool:
+        """Did any process come to this?"""
+        return any(process.outcome == outcome for process in self.processes)
+
     @property
     def processes(self) -> tuple[SweptProcess, ...]:
         """Those of all dead runs."""
@@ -144,7 +148,12 @@ def sweep(*, dry_run: bool = False, grace: float = DEFAULT_GRACE) -> SweepResult
     """
     if not isinstance(dry_run, bool):
         raise TypeError(f"dry_run must be True or False, not {type(dry_run).__name__}")
-    policy = StopPolicy(checked_grace(grace))
+    return sweep_runs("", dry_run=dry_run, grace=checked_grace(grace))
+
+
+def sweep_runs(only: str, *, dry_run: bool, grace: float) -> SweepResult:
+    """The same for the run ``only``, or for all if that is empty."""
+    policy = StopPolicy(grace)
     if sys.platform != "linux":
         raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
     host = LinuxHost()
@@ -160,6 +169,8 @@ def sweep(*, dry_run: bool = False, grace: float = DEFAULT_GRACE) -> SweepResult
     dead: list[_DeadRun] = []
     kept: list[KeptRecord] = []
     for found in registry.scan(directory, registry.here(host), host):
+        if only and found.run_id != only:
+            continue
         verdict, reason = found.judgement.verdict, found.judgement.reason
         if verdict is not Verdict.DEAD or not isinstance(found.record, RunRecord):
             kept.append(KeptRecord(found.run_id, found.path, verdict.value, reason))

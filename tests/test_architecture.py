@@ -36,6 +36,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.procfs"),
     ("safepool.host.linux",),
     ("safepool.host.title", "safepool.host.release"),
+    ("safepool.host.own_signals", "safepool.host.vitals"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),
     ("safepool.registry",),
@@ -51,7 +52,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.launcher",),
     ("safepool.sidecar",),
     # The owner's side of a run.
-    ("safepool.latch",),
+    ("safepool.latch", "safepool.layers"),
     ("safepool.launcher_link", "safepool.tracker", "safepool.voice"),
     ("safepool.sidecar_link", "safepool.sidecar_keeper"),
     ("safepool.monitor",),
@@ -70,6 +71,14 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool",),
     # The command line.
     ("safepool.demo_owner", "safepool.demo"),
+    ("safepool.inventory", "safepool.run_logs"),
+    ("safepool.stopping", "safepool.probes"),
+    ("safepool.cli.words",),
+    ("safepool.cli.choose",),
+    ("safepool.cli.run", "safepool.cli.ps", "safepool.cli.log", "safepool.cli.doctor"),
+    ("safepool.cli.sweep",),
+    ("safepool.cli.stop",),
+    ("safepool.cli.arguments",),
     ("safepool.cli",),
     ("safepool.__main__",),
 ]
@@ -91,7 +100,8 @@ SIGNALLING = {
     "os": {"kill", "killpg"},
     "signal": {"pidfd_send_signal", "raise_signal", "pthread_kill", "sigqueue"},
 }
-MAY_SIGNAL = {"safepool.host.linux"}
+# The second raises signals in its own process, and can mean no other.
+MAY_SIGNAL = {"safepool.host.linux", "safepool.host.own_signals"}
 # It imports subprocess for its strays, and terminates a pool.
 MAY_TERMINATE = {"safepool.demo_owner"}
 
@@ -101,6 +111,7 @@ ONLY_IN = {"psutil": {"safepool.host.portable"}, "cloudpickle": {"safepool.paylo
 # The wall clock may be set while we wait. It serves for ages of files, and for people.
 MAY_ASK_WALL_CLOCK = {
     "safepool.registry.detached", "safepool.registry.files", "safepool.run", "safepool.voice",
+    "safepool.inventory",
 }  # fmt: skip
 # The demonstration sleeps for its reader, and its strays have nothing else to do.
 MAY_SLEEP = {"safepool.demo", "safepool.demo_owner"}

@@ -63,6 +63,11 @@ def plain_tag(tag: int) -> int:
     return tag & ~_HELPER_BIT
 
 
+def worker_of_tag(tag: int) -> int:
+    """The number of the worker that a tag names; 0: the owner's own sidecar or launchers."""
+    return plain_tag(tag) & (_HELPER_BIT - 1)
+
+
 def is_tag(limit: int) -> bool:
     """Tell whether a soft limit is a tag at all (any run's)."""
     return limit >= _TAG_BIT and limit >> 63 == 0

@@ -28,6 +28,7 @@ start       worker number, name, which stdio, is there  owner -> launcher
             a blob, is there a tracker, how many more
 retiring    worker number                               owner -> launcher
 end         worker number, grace                        owner -> launcher
+flush       number of a signal that is pending          owner -> launcher
 told        launcher, level, text                       launcher -> sidecar
 retired     launcher                                    launcher -> both
 ========== ========================================== =======================

@@ -148,11 +148,15 @@ class LinuxHost:
         handle.close()
         return verdict
 
-    def send(self, handle: Handle, sig: Sig) -> Sending:
-        """Send through the pidfd; see the contract in the base module."""
+    def send(self, handle: Handle, sig: Sig | int) -> Sending:
+        """Send through the pidfd; see the contract in the base module.
+
+        Besides the signals of a sweep it takes a number: one that is handed on.
+        """
         _refuse(handle.incarnation.pid)
         try:
-            signal.pidfd_send_signal(handle.fd, _NUMBERS[sig])
+            number = _NUMBERS[sig] if isinstance(sig, Sig) else sig
+            signal.pidfd_send_signal(handle.fd, number)
         except ProcessLookupError:
             return Sending.GONE
         except PermissionError:

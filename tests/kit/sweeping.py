@@ -165,7 +165,8 @@ class Recorder(LinuxHost):
             self._trace.opened.append(self._person(incarnation.pid))
         return handle
 
-    def send(self, handle: Handle, sig: Sig) -> Sending:
+    def send(self, handle: Handle, sig: Sig | int) -> Sending:
+        assert isinstance(sig, Sig), f"no sweep sends the number {sig}"
         pid, start = handle.incarnation.pid, handle.incarnation.start
         target = self._person(pid)
         parent = self._person(target.ppid)
