@@ -38,11 +38,12 @@ class AnotherAfterwards(LinuxHost):
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that answers each line with a child of its own, which waits as it does."""
+    """A process that answers each line with a child of its own, which ends with it."""
     program = (
-        "import subprocess, sys\n"
+        "import os, subprocess, sys\n"
+        "reader, writer = os.pipe()\n"
         "for line in sys.stdin:\n"
-        "    print(subprocess.Popen(['cat'], stdin=0).pid, flush=True)\n"
+        "    print(subprocess.Popen(['cat'], stdin=reader).pid, flush=True)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-S", "-E", "-c", program],
