@@ -109,7 +109,7 @@ def test_what_the_command_leaves_behind_is_ended_and_told(jail: Jail) -> None:
     for seconds in ("97", "98", "99"):
         assert f"(sleep {seconds})" in ran.errors()
     assert ran.errors().count("SIGTERM") == 3
-    assert ran.errors().count("has to be started outside") == 3
+    assert ran.errors().count("start it with safepool.detached") == 3
 
 
 def test_what_ignores_sigterm_is_ended_after_the_grace(jail: Jail) -> None:
