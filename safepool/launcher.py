@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import os
 import signal
 import socket
@@ -48,7 +49,7 @@ from safepool.bootstrap import (
     run_unpickled,
     write_oom_score,
 )
-from safepool.core.identity import Snapshot
+from safepool.core.identity import CgroupName, Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass, replace
@@ -60,6 +61,7 @@ from safepool.core.wire import (
 )
 from safepool.host import prctl, title
 from safepool.host.linux import LinuxHost
+from safepool.launcher_container import LauncherContainer
 from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
 from safepool.sweeper import Sweep
@@ -78,7 +80,8 @@ class LauncherConfig:
 
     ``idle_after``: seconds without a worker after which it leaves; None: it waits
     for the owner's word. ``one_shot``: it leaves after its first worker.
-    ``open_files``: limits that workers get back; None: those of now.
+    ``open_files``: limits that workers get back; None: those of now. ``cgroup``: that of
+    the run; the launcher makes one in it for its workers.
     """
 
     launcher_id: int
@@ -89,6 +92,7 @@ class LauncherConfig:
     idle_after: float | None = None
     one_shot: bool = False
     open_files: tuple[int, int] | None = None
+    cgroup: CgroupName = CgroupName()
 
 
 def serve(
@@ -172,12 +176,16 @@ class Launcher:
         self._idle_since = time.monotonic()
         self._ending: Sweep | None = None
         self._ending_at: float | None = None
+        self._leave_at = math.inf
         self._finished = False
         me = self._host.incarnation(os.getpid())
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
         self._roster = Roster(self._host, me, config.run_id, config.grace, self._look, self._tell)
+        self._container = LauncherContainer(
+            config.cgroup, config.launcher_id, stays_out=config.one_shot
+        )
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
         self._parentage = Parentage(
@@ -220,6 +228,8 @@ class Launcher:
 
     def _wake_at(self) -> float | None:
         times = [sweep.wake_at for sweep in self._sweeps() if sweep.wake_at is not None]
+        if self._container.enter_at is not None:
+            times.append(self._container.enter_at)
         if self._ending_at is not None:
             if self._ending is None:
                 times.append(self._ending_at)
@@ -272,6 +282,7 @@ class Launcher:
         if pid == 0:
             self._be_worker(request, status_fd)
         self._roster.add(request.number, loop.name_of(self._host, pid), status_fd)
+        self._container.note_worker(time.monotonic())
         loop.close_all(request.descriptors())
 
     def _refuse(self, number: int, status_fd: int, request: StartRequest) -> None:
@@ -283,7 +294,7 @@ class Launcher:
 
         def main() -> None:
             self._close_own(status_fd)
-            arm(request.number, self._parentage)
+            arm(request.number, self._parentage, self._container.take_in)
             gc.unfreeze()
             if self.workers_collect:
                 gc.enable()
@@ -318,13 +329,18 @@ class Launcher:
     def _end_all(self) -> None:
         target = Target(roots=self._roster.incarnations(), subtree_of=self._me)
         policy = StopPolicy(self._config.grace)
-        self._ending = Sweep(self._host, target, policy, self._look, own=self._me)
+        within = self._container.for_sweep()
+        self._ending = Sweep(self._host, target, policy, self._look, None, self._me, within)
+        self._leave_at = time.monotonic() + self._config.grace / 2
 
     def _advance(self) -> None:
         now = time.monotonic()
         is_time = self._ending_at is not None and (now >= self._ending_at or not self._roster)
         if is_time and self._ending is None:
             self._end_all()
+        if self._ending is not None and now >= self._leave_at:
+            self._container.leave()
+        self._container.advance(now)
         for sweep in self._sweeps():
             sweep.advance()
         self._note_deaths()
@@ -346,6 +362,7 @@ class Launcher:
 
     def _finish(self) -> None:
         self._roster.finish()
+        self._container.remove()
         farewell = encode("retired", self._config.launcher_id)
         self._report(farewell)
         # The owner may be gone, or may have let go: then nobody needs it.

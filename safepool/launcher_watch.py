@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 
-from safepool.core.identity import Incarnation
+from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.record import Member
 from safepool.core.values import dataclass
+from safepool.host import container
 from safepool.host.base import Host
 from safepool.registry import RunFiles
 
@@ -25,11 +26,15 @@ class _Launcher:
 
 
 class LauncherWatch:
-    """``lost_any``: at least one was killed. ``grace``: the longest of all that were there."""
+    """``lost_any``: at least one was killed. ``grace``: the longest of all that were there.
 
-    def __init__(self, host: Host, files: RunFiles, grace: float) -> None:
+    ``cgroup`` is that of the run.
+    """
+
+    def __init__(self, host: Host, files: RunFiles, grace: float, cgroup: CgroupName) -> None:
         self._host = host
         self._files = files
+        self._cgroup = cgroup
         self._launchers: dict[int, _Launcher] = {}
         self._default_grace = grace
         self._longest: float | None = None
@@ -78,7 +83,15 @@ class LauncherWatch:
                 os.close(each.pidfd)
                 del self._launchers[launcher_id]
                 self._files.remove_member(Member("launcher", each.incarnation))
+                self._remove_container(launcher_id)
                 self.lost_any = self.lost_any or not each.retired
+
+    def _remove_container(self, launcher_id: int) -> None:
+        """What is not empty yet goes with the run."""
+        part = container.of_launcher(self._cgroup, launcher_id)
+        if part is not None:
+            part.remove(0.0)
+            part.close()
 
     def close_in_child(self) -> None:
         """Close all descriptors in a fork of the sidecar."""

@@ -19,9 +19,13 @@ from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
+from safepool.host import container
 from safepool.host.base import Host
 from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
+
+_REMOVE_TIMEOUT = 0.1
+"""Seconds. The sweep is over, so nobody should be left; and there is an owner to watch."""
 
 
 def is_witnessed(row: ProcessRow, run_id: str) -> bool:
@@ -77,7 +81,9 @@ def _sweep_of(
         swept_from=ticks(),
         spare=spare,
     )
-    sweep = Sweep(host, target, StopPolicy(run.record.grace), lambda: host.look_all(tags=True))
+    within = container.Container.open(run.record.cgroup)
+    policy = StopPolicy(run.record.grace)
+    sweep = Sweep(host, target, policy, lambda: host.look_all(tags=True), container=within)
 
     def done(sweep: Sweep) -> None:
         for row in host.look_all(tags=True).alive():
@@ -87,7 +93,8 @@ def _sweep_of(
                     f"spared {row.pid} ({host.command_line(row.pid)}): it bears the mark of a run "
                     f"that was over when it started",
                 )
-        if sweep.report is not None and sweep.report.stuck:
+        is_stuck = sweep.report is not None and sweep.report.stuck
+        if is_stuck or not container.remove(run.record.cgroup, _REMOVE_TIMEOUT):
             files.close()  # it stays on record, for the next start to try again
         else:
             files.retire()

@@ -33,14 +33,15 @@ from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
 
-from safepool import in_flight, launcher, loop, registry
+from safepool import in_flight, launcher, loop, registry, run_container
 from safepool.bootstrap import Parentage, StartRequest, read_tag, run_process, set_tag
+from safepool.core.identity import CgroupName
 from safepool.core.lineage import MARK_VARIABLE, helper_tag
 from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.record import RunRecord
 from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
-from safepool.host import prctl
+from safepool.host import container, prctl
 from safepool.host.linux import LinuxHost, ticks
 from safepool.launcher_link import LauncherLink
 from safepool.monitor import Monitor
@@ -62,12 +63,14 @@ class Protection:
     """What protects a run at this moment.
 
     ``sidecar``, ``launcher``: these processes watch the owner. ``reason``: why
-    something is missing, "" when nothing is.
+    something is missing, "" when nothing is. ``cgroup``: workers live in a cgroup v2 of
+    the run's own; not everybody may make one, and nothing depends on it.
     """
 
     sidecar: bool
     launcher: bool
     reason: str = ""
+    cgroup: bool = False
 
 
 class Run:
@@ -91,6 +94,8 @@ class Run:
         self.run_id = os.urandom(16).hex()
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
+        self.cgroup = run_container.find(self.run_id)
+        run_container.warm_up(self.cgroup)
         self.began = ticks()
         with ExitStack() as undo:
             try:
@@ -105,7 +110,7 @@ class Run:
                 undo.callback(self.monitor.forget)
             except OSError as error:
                 raise ProtectionError(f"the run cannot be watched: {error}") from error
-            self.files = self._write_record(host)
+            self.files, self.cgroup = self._write_record(host)
             undo.pop_all()
         self._numbers = itertools.count(1)
         self._launcher_ids = itertools.count(1)
@@ -114,7 +119,7 @@ class Run:
         self._is_over = False
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
-    def _write_record(self, host: LinuxHost) -> registry.RunFiles:
+    def _write_record(self, host: LinuxHost) -> tuple[registry.RunFiles, CgroupName]:
         here = registry.here(host)
         record = RunRecord(
             run_id=self.run_id,
@@ -129,8 +134,9 @@ class Run:
             started_ticks=self.began,
             started_wall=time.time(),
             grace=DEFAULT_GRACE,
+            cgroup=self.cgroup,
         )
-        return registry.RunFiles.create(registry.directory(), record)
+        return run_container.write_down(registry.directory(), record)
 
     # -- protection ----------------------------------------------------------------------
 
@@ -157,7 +163,8 @@ class Run:
     def protection(self) -> Protection:
         """What protects the run now."""
         reason = self.monitor.sidecar.failure
-        return Protection(sidecar=self.monitor.sidecar.is_watched, launcher=True, reason=reason)
+        is_watched, cgroup = self.monitor.sidecar.is_watched, bool(self.cgroup.inode)
+        return Protection(sidecar=is_watched, launcher=True, reason=reason, cgroup=cgroup)
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -170,6 +177,7 @@ class Run:
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
         self._check_not_over()
+        run_container.warm_up(self.cgroup)
         # What the owner has not written out yet, each worker would write as well.
         util._flush_std_streams()  # type: ignore[attr-defined]
         config = launcher.LauncherConfig(
@@ -179,6 +187,7 @@ class Run:
             self.mark,
             grace,
             one_shot=one_shot,
+            cgroup=self.cgroup,
         )
         with in_flight.gate.lock, ExitStack() as undo:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -237,6 +246,7 @@ class Run:
                 f"{self.monitor.sidecar.failure}; workers of {method} come from the sidecar, so "
                 "there are none without it; fork can go on with degraded protection"
             )
+        run_container.warm_up(self.cgroup)
         launcher_id = next(self._launcher_ids)
         with ExitStack() as undo, in_flight.gate.lock:
             blob = write_settings(gather_settings(method, idle_after))
@@ -280,7 +290,9 @@ class Run:
         self.monitor.shut_down(_RETIRE_TIMEOUT)
         self.tracker.close()
         if self.monitor.sidecar.failure:
-            self.files.retire()  # there was no sidecar that could have done so
+            # There was no sidecar that could have done so.
+            container.remove(self.cgroup)
+            self.files.retire()
         self.files.close()
         self.reports.close()
         self.reporters.close()

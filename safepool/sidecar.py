@@ -34,12 +34,13 @@ from safepool.bootstrap import (
     write_oom_score,
 )
 from safepool.core import wire
-from safepool.core.identity import Incarnation
+from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.lineage import helper_tag
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Member
-from safepool.host import prctl
+from safepool.host import container, prctl
+from safepool.host.base import Container
 from safepool.host.linux import LinuxHost
 from safepool.launcher_watch import LauncherWatch
 from safepool.leftovers import SweepTask, start_up_sweeps
@@ -113,9 +114,11 @@ class Sidecar:
         data = self._control.recv(wire.MAX_MESSAGE)
         if not data:
             raise _NoOwnerError
-        word, run_id, mark, owner_pid, owner_start, folder, grace, began = wire.decode(data)
+        word, *fields = wire.decode(data)
         if word != "hello":
             raise wire.WireError(f"expected hello, got {word!r}")
+        run_id, mark, owner_pid, owner_start, folder, grace, began, *named = fields
+        self._cgroup = CgroupName(*named)
         self._run_id, self._mark, self._began = run_id, mark, began
         self._owner = Incarnation(owner_pid, owner_start)
         me = self._host.incarnation(os.getpid())
@@ -126,7 +129,7 @@ class Sidecar:
         write_oom_score(_OOM_SCORE)
         self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)
-        self._launchers = LauncherWatch(self._host, self._files, grace)
+        self._launchers = LauncherWatch(self._host, self._files, grace, self._cgroup)
         problem = self._files.add_member(Member("sidecar", me))
         self._say("armed", me.pid, me.start, "" if problem is None else str(problem))
 
@@ -170,11 +173,8 @@ class Sidecar:
         return [*self._tasks, self._final] if self._final is not None else list(self._tasks)
 
     def _wake_at(self) -> float | None:
-        times = [
-            t.sweep.wake_at
-            for t in self._all_tasks()
-            if t.sweep.report is None and t.sweep.wake_at is not None
-        ]
+        sweeps = [task.sweep for task in self._all_tasks() if task.sweep.report is None]
+        times = [sweep.wake_at for sweep in sweeps if sweep.wake_at is not None]
         if self._patient_until is not None and self._final is None:
             times.append(self._patient_until)
         return min([*times, self._beat_at])
@@ -243,6 +243,7 @@ class Sidecar:
                     self._mark,
                     grace,
                     open_files=self._open_files,
+                    cgroup=self._cgroup,
                 ),
                 method,
                 socket.socket(fileno=fds[0]),
@@ -284,13 +285,10 @@ class Sidecar:
     def _sweep_lost(self, launcher_id: int, numbers: list[int]) -> None:
         """A launcher was killed: end what its workers had started, wherever it is now."""
         self._launchers.lost_any = True
-        target = Target(
-            run_id=self._run_id,
-            workers=frozenset(numbers),
-            born_from=self._began,
-            spare=self._spared(),
-        )
-        sweep = self._sweep(target, self._launchers.grace)
+        run, workers = self._run_id, frozenset(numbers)
+        target = Target(run_id=run, workers=workers, born_from=self._began, spare=self._spared())
+        within = container.of_launcher(self._cgroup, launcher_id)
+        sweep = self._sweep(target, self._launchers.grace, within)
         why = "its launcher was killed"
         self._tasks.append(SweepTask(sweep, why, lambda _: self._say("swept", launcher_id)))
 
@@ -317,12 +315,13 @@ class Sidecar:
         )
         closed = self._phase is _Phase.RETIRING
         why = "the run was closed" if closed else f"owner {self._owner.pid} is gone"
-        sweep = self._sweep(target, self._launchers.grace + _LATER)
+        within = container.Container.open(self._cgroup)
+        sweep = self._sweep(target, self._launchers.grace + _LATER, within)
         self._final = SweepTask(sweep, why, lambda _: None)
 
-    def _sweep(self, target: Target, grace: float) -> Sweep:
+    def _sweep(self, target: Target, grace: float, within: Container | None) -> Sweep:
         look = partial(self._host.look_all, tags=True)
-        return Sweep(self._host, target, StopPolicy(grace), look, own=self._me)
+        return Sweep(self._host, target, StopPolicy(grace), look, None, self._me, within)
 
     def _spared(self) -> frozenset[Incarnation]:
         return frozenset({self._me, self._owner})
@@ -361,6 +360,8 @@ class Sidecar:
         try:
             self._retire()
         finally:
+            for task in self._all_tasks():
+                task.sweep.give_up()
             # Else Python's development mode complains of them on the owner's stderr.
             self._close_own()
             self._reporters.close()
@@ -370,7 +371,8 @@ class Sidecar:
             self._files.remove_member(Member("sidecar", self._me))
             return
         report = self._final.sweep.report if self._final is not None else None
-        if "sidecar" in nets() and not (report is not None and report.stuck):
+        is_over = "sidecar" in nets() and not (report is not None and report.stuck)
+        if is_over and container.remove(self._cgroup):
             self._files.retire()
         if self._lines:
             self._lines.append(f"safepool: this is on record in {self._files.log_path}")

@@ -2,9 +2,10 @@
 
 A *cage* holds an owner and all that it starts. The kernel keeps the list:
 
-* ``Cgroup``: a cgroup v2 of its own. ``cgroup.procs`` names every member, whatever
-  its parent, session or environment; ``cgroup.events`` is an event when it is empty;
-  ``cgroup.kill`` ends all at once. Needs a cgroup2 mount that we may write to.
+* ``Cgroup``: a cgroup v2 of its own. ``cgroup.procs``, its own and those of all cgroups
+  that were made below, name every member, whatever its parent, session or environment;
+  ``cgroup.events`` is an event when all are empty; ``cgroup.kill`` ends all at once.
+  Needs a cgroup2 mount that we may write to.
 * ``Keepers``: elsewhere, each owner gets a child subreaper above it (keeper.py). All
   that it starts stays in the subtree of that process. The price: the owner then lives
   under a foreign subreaper, which hides bugs that only show when orphans go to PID 1.
@@ -70,6 +71,23 @@ def cgroup_folder() -> Path | None:
     return None
 
 
+def cgroups_below(folder: Path) -> list[Path]:
+    """The cgroups below one, parents first."""
+    found = [folder]
+    for each in found:
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            found += sorted(path for path in each.iterdir() if path.is_dir())
+    return found[1:]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes of just this cgroup; none when it is gone."""
+    try:
+        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
+
+
 class Cgroup:
     """A cage that the kernel keeps: see the module's header."""
 
@@ -98,7 +116,12 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         os.pread(self._events, 100, 0)  # reading takes back the event
-        return [int(line) for line in (self.folder / "cgroup.procs").read_text().split()]
+        while True:
+            below = cgroups_below(self.folder)
+            found = {pid for folder in [self.folder, *below] for pid in processes_in(folder)}
+            # What moved to a new cgroup meanwhile was perhaps in neither list.
+            if cgroups_below(self.folder) == below:
+                return sorted(found)
 
     def event_fd(self) -> int | None:
         return self._events
@@ -112,6 +135,8 @@ class Cgroup:
 
     def _removed(self) -> bool:
         try:
+            for folder in reversed(cgroups_below(self.folder)):
+                folder.rmdir()
             self.folder.rmdir()
         except OSError:
             return False  # the last member is still being taken down
