@@ -52,6 +52,9 @@ class Cage(Protocol):
     def event_fd(self) -> int | None:
         """A descriptor with a priority event when the cage may have become empty."""
 
+    def cgroups(self) -> list[Path]:
+        """The cgroups that were made in the cage, parents first; none where it is no cgroup."""
+
     def kill(self) -> None:
         """Send SIGKILL to everything in the cage."""
 
@@ -126,6 +129,9 @@ class Cgroup:
     def event_fd(self) -> int | None:
         return self._events
 
+    def cgroups(self) -> list[Path]:
+        return cgroups_below(self.folder)
+
     def kill(self) -> None:
         (self.folder / "cgroup.kill").write_text("1")
 
@@ -171,6 +177,9 @@ class Keepers:
 
     def event_fd(self) -> int | None:
         return None
+
+    def cgroups(self) -> list[Path]:
+        return []
 
     def kill(self) -> None:
         # Stopped first: one that forks as fast as it is killed would get away.
