@@ -63,9 +63,11 @@ class LauncherWatch:
         try:
             pidfd = os.pidfd_open(incarnation.pid)
         except ProcessLookupError:
+            self._remove_container(launcher_id)
             return
         if self._host.incarnation(incarnation.pid) != incarnation:
             os.close(pidfd)
+            self._remove_container(launcher_id)
             return
         self._launchers[launcher_id] = _Launcher(incarnation, pidfd)
         self._longest = max(grace, self._longest or 0.0)
