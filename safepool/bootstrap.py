@@ -3,8 +3,9 @@
 Order, in every worker: (1) arm PDEATHSIG towards the launcher, (2) verify that the
 launcher is still the parent, by the number that it handed down: a parent that died
 between fork and (1) would never be noticed, since the signal is not retroactive
-(prctl(2)); parents 0 and 1 are ordinary in containers and mean nothing, (3) set tag
-and mark. Only then anything of the user's may run.
+(prctl(2)); parents 0 and 1 are ordinary in containers and mean nothing, (3) enter the
+run's cgroup, where there is one, (4) set tag and mark. Only then anything of the user's
+may run.
 
 * fork: the process object is there, in memory; run it.
 * forkserver: unpickle it in a fork of the launcher.
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 NETS_VARIABLE = "SAFEPOOL_TEST_NETS"
-ALL_NETS = "launcher,deathsig,sidecar,lifeline"
+ALL_NETS = "launcher,deathsig,sidecar,lifeline,cgroup"
+"""All but the last hold alone; the cgroup is what sweeps of the launcher and the sidecar use."""
 
 _LOST = 70
 """Exit status of a worker whose launcher died before it could arm (EX_SOFTWARE)."""
@@ -105,9 +107,13 @@ WorkerMain = Callable[[StartRequest, Parentage], NoReturn]
 """Runs in the forked child, after the arming; never returns."""
 
 
-def arm(number: int, parentage: Parentage) -> None:
-    """Tie this process to its launcher and mark it; the first thing a worker does."""
+def arm(number: int, parentage: Parentage, go_in: Callable[[], None]) -> None:
+    """Tie this process to its launcher and mark it; the first thing a worker does.
+
+    ``go_in`` takes this process into the run's cgroup, where there is one.
+    """
     rearm(parentage.launcher_pid)
+    go_in()
     set_tag(tag_of(parentage.run_id, number))
     os.environ[MARK_VARIABLE] = extend(parentage.owner_mark, parentage.run_id, number)
     title.write(parentage.title)

@@ -22,6 +22,7 @@ from safepool.core.identity import Incarnation
 from safepool.core.lineage import MARK_VARIABLE, detached_tag, innermost
 from safepool.core.record import is_run_id
 from safepool.errors import ProtectionError, SafePoolError
+from safepool.host import cgroup
 from safepool.host.linux import LinuxHost
 
 _log = logging.getLogger("safepool")
@@ -189,8 +190,13 @@ def _leave_then(preexec_fn: Callable[[], Any] | None, run_id: str) -> Callable[[
             )
         return preexec_fn
 
+    door = cgroup.way_out()
+
     def leave() -> None:
         resource.setrlimit(resource.RLIMIT_RTTIME, (tag, hard))
+        if door is not None:
+            # Refused, it stays inside: then no sweep uses that cgroup as a whole.
+            cgroup.write(door, b"0")
         if preexec_fn is not None:
             preexec_fn()
 

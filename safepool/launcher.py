@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import os
 import signal
 import socket
@@ -50,8 +51,8 @@ from safepool.bootstrap import (
 )
 from safepool.core.identity import Snapshot
 from safepool.core.planner import Target
-from safepool.core.policy import EndPolicy, StopPolicy
-from safepool.core.values import dataclass, replace
+from safepool.core.policy import StopPolicy
+from safepool.core.values import replace
 from safepool.core.wire import (
     Failed,
     WireError,
@@ -60,6 +61,8 @@ from safepool.core.wire import (
 )
 from safepool.host import prctl, title
 from safepool.host.linux import LinuxHost
+from safepool.launcher_config import LauncherConfig
+from safepool.launcher_container import LauncherContainer
 from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
 from safepool.sparing import Sparing
@@ -71,26 +74,6 @@ HEAD_START = 0.025
 ``parent_process()`` may finish by itself."""
 
 _OOM_SCORE = "-900"
-
-
-@dataclass(frozen=True)
-class LauncherConfig:
-    """What a launcher is told when it is made.
-
-    ``idle_after``: seconds without a worker after which it leaves; None: it waits
-    for the owner's word. ``one_shot``: it leaves after its first worker.
-    ``open_files``: limits that workers get back; None: those of now.
-    """
-
-    launcher_id: int
-    run_id: str
-    owner_pid: int
-    owner_mark: str
-    registry: str
-    policy: EndPolicy
-    idle_after: float | None = None
-    one_shot: bool = False
-    open_files: tuple[int, int] | None = None
 
 
 def serve(
@@ -174,6 +157,7 @@ class Launcher:
         self._idle_since = time.monotonic()
         self._ending: Sweep | None = None
         self._ending_at: float | None = None
+        self._leave_at = math.inf
         self._finished = False
         me = self._host.incarnation(os.getpid())
         if me is None:
@@ -182,6 +166,9 @@ class Launcher:
         self._sparing = Sparing(self._host, config.run_id, config.registry, self._look)
         self._roster = Roster(
             self._host, me, config.run_id, config.policy, self._look, self._tell, self._sparing
+        )
+        self._container = LauncherContainer(
+            config.cgroup, config.launcher_id, stays_out=config.one_shot
         )
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
@@ -225,6 +212,8 @@ class Launcher:
 
     def _wake_at(self) -> float | None:
         times = [sweep.wake_at for sweep in self._sweeps() if sweep.wake_at is not None]
+        if self._container.enter_at is not None:
+            times.append(self._container.enter_at)
         if self._ending_at is not None:
             if self._ending is None:
                 times.append(self._ending_at)
@@ -283,6 +272,7 @@ class Launcher:
         if pid == 0:
             self._be_worker(request, status_fd)
         self._roster.add(request.number, loop.name_of(self._host, pid), status_fd)
+        self._container.note_worker(time.monotonic())
         loop.close_all(request.descriptors())
         if self._config.one_shot:
             # It forks nobody else, so a worker that closes its pipes closes them for the reader.
@@ -297,7 +287,7 @@ class Launcher:
 
         def main() -> None:
             self._close_own(status_fd)
-            arm(request.number, self._parentage)
+            arm(request.number, self._parentage, self._container.take_in)
             gc.unfreeze()
             if self.workers_collect:
                 gc.enable()
@@ -345,13 +335,18 @@ class Launcher:
             # It lives and has not exec'd: it has closed the pool.
             grace = self._config.policy.grace
             target = self._roster.spare_rest(target)
-        self._ending = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._me)
+        policy, within = StopPolicy(grace), self._container.for_sweep()
+        self._ending = Sweep(self._host, target, policy, self._look, None, self._me, within)
+        self._leave_at = time.monotonic() + grace / 2
 
     def _advance(self) -> None:
         now = time.monotonic()
         is_time = self._ending_at is not None and (now >= self._ending_at or not self._roster)
         if is_time and self._ending is None:
             self._end_all()
+        if self._ending is not None and now >= self._leave_at:
+            self._container.leave()
+        self._container.advance(now)
         advance_together(self._sweeps(), self._look)
         self._note_deaths()
         if self._roster.settle():
@@ -372,6 +367,7 @@ class Launcher:
 
     def _finish(self) -> None:
         self._roster.finish()
+        self._container.remove()
         farewell = encode("retired", self._config.launcher_id)
         self._report(farewell)
         # The owner may be gone, or may have let go: then nobody needs it.

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 
-from safepool.core.identity import Incarnation
+from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.policy import EndPolicy
 from safepool.core.record import Member
 from safepool.core.values import dataclass
+from safepool.host import container
 from safepool.host.base import Host
 from safepool.registry import RunFiles
 
@@ -28,11 +29,15 @@ class _Launcher:
 
 
 class LauncherWatch:
-    """``lost_any``: at least one was killed. ``grace``: seconds for where none is known."""
+    """``lost_any``: at least one was killed. ``grace``: seconds for where none is known.
 
-    def __init__(self, host: Host, files: RunFiles, grace: float) -> None:
+    ``cgroup`` is that of the run.
+    """
+
+    def __init__(self, host: Host, files: RunFiles, grace: float, cgroup: CgroupName) -> None:
         self._host = host
         self._files = files
+        self._cgroup = cgroup
         self._launchers: dict[int, _Launcher] = {}
         self._default = EndPolicy(grace)
         self._lost: set[EndPolicy] = set()
@@ -77,10 +82,12 @@ class LauncherWatch:
             pidfd = os.pidfd_open(incarnation.pid)
         except ProcessLookupError:
             self._lost.add(policy)
+            self._remove_container(launcher_id)
             return
         if self._host.incarnation(incarnation.pid) != incarnation:
             os.close(pidfd)
             self._lost.add(policy)
+            self._remove_container(launcher_id)
             return
         self._launchers[launcher_id] = _Launcher(incarnation, pidfd, policy)
         self._files.add_member(Member("launcher", incarnation))
@@ -97,9 +104,17 @@ class LauncherWatch:
                 os.close(each.pidfd)
                 del self._launchers[launcher_id]
                 self._files.remove_member(Member("launcher", each.incarnation))
+                self._remove_container(launcher_id)
                 if not each.retired:
                     self.lost_any = True
                     self._lost.add(each.policy)
+
+    def _remove_container(self, launcher_id: int) -> None:
+        """What is not empty yet goes with the run."""
+        part = container.of_launcher(self._cgroup, launcher_id)
+        if part is not None:
+            part.remove(0.0)
+            part.close()
 
     def close_in_child(self) -> None:
         """Close all descriptors in a fork of the sidecar."""

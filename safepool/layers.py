@@ -97,26 +97,25 @@ def states(missing: Mapping[str, str]) -> tuple[LayerState, ...]:
     )
 
 
-NO_CGROUP = "this version of safepool makes none"
-
-
 @dataclass(frozen=True)
 class Protection:
     """What protects a run at this moment.
 
     ``sidecar``, ``launcher``: these processes watch the owner. ``tag``: workers can carry
-    it. ``reason``: why something is missing, "" when nothing is.
+    it. ``cgroup``: they live in a cgroup v2 of the run's own. ``reason``: why something
+    is missing, "" when nothing is; the cgroup never counts, since nothing depends on it.
     """
 
     sidecar: bool
     launcher: bool
     reason: str = ""
     tag: bool = True
+    cgroup: bool = False
 
     @property
     def layers(self) -> tuple[LayerState, ...]:
         """Each layer by the name that ``safepool doctor`` has for it, and whether it holds."""
-        missing = {"cgroup": NO_CGROUP}
+        missing = {} if self.cgroup else {"cgroup": "the run has none"}
         if not self.sidecar:
             missing["sidecar"] = self.reason or "it is just starting"
         if not self.launcher:

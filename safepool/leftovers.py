@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from safepool import registry
+from safepool.core import containment
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import is_detached_tag, is_mark_of, is_tag_of_run
 from safepool.core.membership import bears_nothing_late
@@ -27,6 +28,7 @@ from safepool.core.policy import StopPolicy
 from safepool.core.record import RunRecord, Verdict
 from safepool.core.values import dataclass, replace
 from safepool.errors import SafePoolError
+from safepool.host import container
 from safepool.host.base import Host
 from safepool.host.linux import ticks
 from safepool.sweeper import Sweep
@@ -36,6 +38,9 @@ DETACHED, LATE, OURS = (
     "it bears the mark of a run that was over when it started",
     "this very process descends from it",
 )
+
+_REMOVE_TIMEOUT = 0.1
+"""Seconds. The sweep is over, so nobody should be left; and there is an owner to watch."""
 
 _UNPROVEN = (Verdict.FOREIGN, Verdict.UNKNOWN)
 _NAMED = 5
@@ -73,17 +78,34 @@ def target_of(
     )
 
 
-def sweep_of(target: Target, host: Host, policy: StopPolicy) -> Sweep:
+def sweep_of(target: Target, record: RunRecord, host: Host, policy: StopPolicy) -> Sweep:
     """The sweep that ends them."""
     look = partial(host.look_all, tags=True, since=target.oldest_birth())
-    sought = replace(target, born_until=None) if _nothing_came_later(target, host) else target
-    return Sweep(host, sought, policy, look)
+    if _nothing_came_later(target, record, host):
+        target = replace(target, born_until=None)
+    within = container.Container.open(record.cgroup)
+    return Sweep(host, target, policy, look, container=within)
 
 
-def _nothing_came_later(target: Target, host: Host) -> bool:
+def look_inside(record: RunRecord, host: Host) -> Snapshot:
+    """A look at everybody that also says who is in the run's cgroup."""
+    within = container.Container.open(record.cgroup)
+    if within is None:
+        return host.look_all(tags=True)
+    try:
+        listing = within.listing()
+    finally:
+        within.close()
+    snapshot = host.look_all(tags=True)
+    if listing is None:
+        return snapshot
+    return replace(snapshot, inside=containment.inside(listing, snapshot.rows))
+
+
+def _nothing_came_later(target: Target, record: RunRecord, host: Host) -> bool:
     """Is there surely no process that got the dead run's tag or mark after its end?"""
     try:
-        return bears_nothing_late(target, host.look_all(tags=True))
+        return bears_nothing_late(target, look_inside(record, host))
     except OSError:
         return False  # it cannot be told: the bound stays
 
@@ -170,7 +192,7 @@ def _sweep_of(
     note: Callable[[str, str], None],
 ) -> SweepTask:
     target = target_of(run, files, spare)
-    sweep = sweep_of(target, host, StopPolicy(run.record.grace))
+    sweep = sweep_of(target, run.record, host, StopPolicy(run.record.grace))
 
     def done(sweep: Sweep) -> None:
         try:
@@ -179,15 +201,16 @@ def _sweep_of(
                     note("warning", f"spared {row.pid} ({host.command_line(row.pid)}): {reason}")
         except OSError as error:  # no descriptor left: whoever was spared is spared all the same
             note("warning", f"it cannot be told who was spared: {error}")
-        release(files, sweep)
+        release(files, run.record, sweep)
 
     owner = run.record.owner.pid
     return SweepTask(sweep, f"left by an earlier run whose owner {owner} is gone", done)
 
 
-def release(files: registry.RunFiles, sweep: Sweep) -> None:
+def release(files: registry.RunFiles, record: RunRecord, sweep: Sweep) -> None:
     """After the sweep of a dead run: strike it off, unless something of it is stuck."""
-    if sweep.report is not None and sweep.report.stuck:
+    is_stuck = sweep.report is not None and sweep.report.stuck
+    if is_stuck or not container.remove(record.cgroup, _REMOVE_TIMEOUT):
         files.close()  # it stays on record, for the next start to try again
     else:
         files.retire()

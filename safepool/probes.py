@@ -16,19 +16,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from safepool import registry
+from safepool import registry, run_container
 from safepool.bootstrap import read_tag, set_tag, write_oom_score
 from safepool.core.lineage import tag_of
 from safepool.core.planner import Sig
 from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
-from safepool.host import prctl
+from safepool.host import cgroup, container, prctl
 from safepool.host.base import NoHandle
 from safepool.host.linux import LinuxHost
 from safepool.launcher_link import reap_child
-from safepool.layers import NO_CGROUP
 
 _PATIENCE = 10.0
 _RUN_ID = "d0c" * 10 + "d0"
@@ -287,21 +286,17 @@ def _lock(host: LinuxHost) -> str:
 
 
 def _cgroup(host: LinuxHost) -> str:
-    with open("/proc/self/cgroup") as file:
-        own = [line[3:].rstrip("\n") for line in file if line.startswith("0::")]
-    with open("/proc/self/mounts") as file:
-        points = [line.split(" ")[1] for line in file if line.split(" ")[2] == "cgroup2"]
-    if not own or not points:
-        raise _FailedError("no cgroup v2 is mounted")
-    path = os.path.join(points[0], own[0].lstrip("/"), f"safepool-doctor-{os.getpid()}")
-    os.mkdir(path)
+    if not run_container.is_wanted():
+        raise _FailedError(f"switched off by {run_container.CGROUP_VARIABLE}")
+    name = cgroup.make(cgroup.place(os.urandom(16).hex()))
+    if not name.inode:
+        raise _FailedError("this user can make none here; it needs a delegated cgroup v2")
     try:
-        if not os.path.exists(f"{path}/cgroup.kill"):
+        if not os.path.exists(f"{name.path}/cgroup.kill"):
             raise _FailedError("the kernel has no cgroup.kill (Linux 5.14)")
     finally:
-        with suppress(OSError):
-            os.rmdir(path)
-    raise _FailedError(f"one could be made, but {NO_CGROUP}")
+        container.remove(name, 0.0)
+    return "one can be made"
 
 
 def _oom(host: LinuxHost) -> str:

@@ -33,7 +33,7 @@ from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
 
-from safepool import in_flight, launcher, loop, registry
+from safepool import in_flight, launcher, loop, registry, run_container
 from safepool.bootstrap import (
     Parentage,
     StartRequest,
@@ -42,12 +42,14 @@ from safepool.bootstrap import (
     run_process,
     set_tag,
 )
+from safepool.core.identity import CgroupName
 from safepool.core.lineage import MARK_VARIABLE, helper_tag, tag_of
 from safepool.core.policy import DEFAULT_GRACE, EndPolicy
 from safepool.core.record import RunRecord
 from safepool.errors import ProtectionError
-from safepool.host import prctl
+from safepool.host import container, prctl
 from safepool.host.linux import LinuxHost, ticks
+from safepool.launcher_config import LauncherConfig
 from safepool.launcher_link import LauncherLink
 from safepool.layers import Protection
 from safepool.monitor import Monitor
@@ -85,6 +87,8 @@ class Run:
         self.run_id = os.urandom(16).hex()
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
+        self.cgroup = run_container.find(self.run_id)
+        run_container.warm_up(self.cgroup)
         self.began = ticks()
         with ExitStack() as undo:
             try:
@@ -99,7 +103,7 @@ class Run:
                 undo.callback(self.monitor.forget)
             except OSError as error:
                 raise ProtectionError(f"the run cannot be watched: {error}") from error
-            self.files = self._write_record(host)
+            self.files, self.cgroup = self._write_record(host)
             undo.pop_all()
         self._numbers = itertools.count(1)
         self._launcher_ids = itertools.count(1)
@@ -108,7 +112,7 @@ class Run:
         self._is_over = False
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
-    def _write_record(self, host: LinuxHost) -> registry.RunFiles:
+    def _write_record(self, host: LinuxHost) -> tuple[registry.RunFiles, CgroupName]:
         here = registry.here(host)
         record = RunRecord(
             run_id=self.run_id,
@@ -123,8 +127,9 @@ class Run:
             started_ticks=self.began,
             started_wall=time.time(),
             grace=DEFAULT_GRACE,
+            cgroup=self.cgroup,
         )
-        return registry.RunFiles.create(registry.directory(), record)
+        return run_container.write_down(registry.directory(), record)
 
     # -- protection ----------------------------------------------------------------------
 
@@ -152,7 +157,8 @@ class Run:
         """What protects the run now."""
         reason = self.monitor.sidecar.failure
         watched, tag = self.monitor.sidecar.is_watched, can_carry(tag_of(self.run_id, 1))
-        return Protection(sidecar=watched, launcher=True, reason=reason, tag=tag)
+        cgroup = bool(self.cgroup.inode)
+        return Protection(watched, launcher=True, reason=reason, tag=tag, cgroup=cgroup)
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -165,9 +171,10 @@ class Run:
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
         self._check_not_over()
+        run_container.warm_up(self.cgroup)
         # What the owner has not written out yet, each worker would write as well.
         util._flush_std_streams()  # type: ignore[attr-defined]
-        config = launcher.LauncherConfig(
+        config = LauncherConfig(
             next(self._launcher_ids),
             self.run_id,
             self.owner.pid,
@@ -175,6 +182,7 @@ class Run:
             self.files.directory,
             policy,
             one_shot=one_shot,
+            cgroup=self.cgroup,
         )
         with in_flight.gate.lock, ExitStack() as undo:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -192,7 +200,7 @@ class Run:
 
     def _fork_into(
         self,
-        config: launcher.LauncherConfig,
+        config: LauncherConfig,
         ours: socket.socket,
         theirs: socket.socket,
         make: MakeProcess,
@@ -233,6 +241,7 @@ class Run:
                 f"{self.monitor.sidecar.failure}; workers of {method} come from the sidecar, so "
                 "there are none without it; fork can go on with degraded protection"
             )
+        run_container.warm_up(self.cgroup)
         launcher_id = next(self._launcher_ids)
         with ExitStack() as undo, in_flight.gate.lock:
             blob = write_settings(gather_settings(method, idle_after))
@@ -276,7 +285,9 @@ class Run:
         self.monitor.shut_down(_RETIRE_TIMEOUT)
         self.tracker.close()
         if self.monitor.sidecar.failure:
-            self.files.retire()  # there was no sidecar that could have done so
+            # There was no sidecar that could have done so.
+            container.remove(self.cgroup)
+            self.files.retire()
         self.files.close()
         self.reports.close()
         self.reporters.close()
@@ -359,7 +370,7 @@ def _fork() -> int:
 
 
 def _be_launcher(
-    config: launcher.LauncherConfig,
+    config: LauncherConfig,
     owner_end: socket.socket,
     control: socket.socket,
     reporters: socket.socket,

@@ -14,9 +14,11 @@ from __future__ import annotations
 from functools import partial
 
 from safepool import registry
-from safepool.core.identity import Incarnation
+from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
+from safepool.host import container
+from safepool.host.base import Container
 from safepool.host.linux import LinuxHost
 from safepool.launcher_watch import LauncherWatch
 from safepool.sweeper import Sweep
@@ -36,6 +38,7 @@ class RunSweeps:
         own: Incarnation,
         owner: Incarnation,
         began: int,
+        cgroup: CgroupName,
     ) -> None:
         self._host = host
         self._files = files
@@ -43,13 +46,14 @@ class RunSweeps:
         self._own = own
         self._owner = owner
         self._began = began
+        self._cgroup = cgroup
 
     def spared(self) -> frozenset[Incarnation]:
         """Who is never meant: the two that protect the run, and all that was let go."""
         let_go = registry.detached_incarnations(self._files.directory, self._host)
         return let_go | {self._own, self._owner}
 
-    def lost(self, numbers: list[int]) -> Sweep:
+    def lost(self, launcher_id: int, numbers: list[int]) -> Sweep:
         """For the workers of a launcher that was killed, by their numbers."""
         target = Target(
             run_id=self._files.run_id,
@@ -57,7 +61,8 @@ class RunSweeps:
             born_from=self._began,
             spare=self.spared(),
         )
-        return self._sweep(target, self._launchers.grace)
+        within = container.of_launcher(self._cgroup, launcher_id)
+        return self._sweep(target, self._launchers.grace, within)
 
     def hurried(self) -> Sweep | None:
         """For those who get no grace, if there are others who get some."""
@@ -75,11 +80,12 @@ class RunSweeps:
             born_from=self._began,
             spare=self.spared(),
         )
+        within = container.Container.open(self._cgroup)
         if owner_lives:
-            return self._sweep(target, self._launchers.grace + LATER)
+            return self._sweep(target, self._launchers.grace + LATER, within)
         grace = self._launchers.last_grace
-        return self._sweep(target, grace + LATER if grace else 0.0)
+        return self._sweep(target, grace + LATER if grace else 0.0, within)
 
-    def _sweep(self, target: Target, grace: float) -> Sweep:
+    def _sweep(self, target: Target, grace: float, within: Container | None = None) -> Sweep:
         look = partial(self._host.look_all, tags=True, since=target.oldest_birth())
-        return Sweep(self._host, target, StopPolicy(grace), look, own=self._own)
+        return Sweep(self._host, target, StopPolicy(grace), look, None, self._own, within)

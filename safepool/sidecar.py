@@ -34,12 +34,13 @@ from safepool.bootstrap import (
     write_oom_score,
 )
 from safepool.core import wire
-from safepool.core.identity import Incarnation
+from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.lineage import helper_tag
 from safepool.core.policy import EndPolicy
 from safepool.core.record import Member
-from safepool.host import prctl
+from safepool.host import container, prctl
 from safepool.host.linux import LinuxHost
+from safepool.launcher_config import LauncherConfig
 from safepool.launcher_watch import LauncherWatch
 from safepool.leftovers import SweepTask, start_up_sweeps
 from safepool.run_sweeps import LATER, RunSweeps
@@ -110,9 +111,11 @@ class Sidecar:
         data = self._control.recv(wire.MAX_MESSAGE)
         if not data:
             raise _NoOwnerError
-        word, run_id, mark, owner_pid, owner_start, folder, grace, began = wire.decode(data)
+        word, *fields = wire.decode(data)
         if word != "hello":
             raise wire.WireError(f"expected hello, got {word!r}")
+        run_id, mark, owner_pid, owner_start, folder, grace, began, *named = fields
+        self._cgroup = CgroupName(*named)
         self._run_id, self._mark = run_id, mark
         self._owner = Incarnation(owner_pid, owner_start)
         me = self._host.incarnation(os.getpid())
@@ -123,8 +126,10 @@ class Sidecar:
         write_oom_score(_OOM_SCORE)
         self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)
-        self._launchers = LauncherWatch(self._host, self._files, grace)
-        self._sweeps = RunSweeps(self._host, self._files, self._launchers, me, self._owner, began)
+        self._launchers = LauncherWatch(self._host, self._files, grace, self._cgroup)
+        self._sweeps = RunSweeps(
+            self._host, self._files, self._launchers, me, self._owner, began, self._cgroup
+        )
         problem = self._files.add_member(Member("sidecar", me))
         self._say("armed", me.pid, me.start, "" if problem is None else str(problem))
 
@@ -170,11 +175,8 @@ class Sidecar:
         return [*self._tasks, self._final] if self._final is not None else list(self._tasks)
 
     def _wake_at(self) -> float | None:
-        times = [
-            t.sweep.wake_at
-            for t in self._all_tasks()
-            if t.sweep.report is None and t.sweep.wake_at is not None
-        ]
+        sweeps = [task.sweep for task in self._all_tasks() if task.sweep.report is None]
+        times = [sweep.wake_at for sweep in sweeps if sweep.wake_at is not None]
         if self._patient_until is not None and self._final is None:
             times.append(self._patient_until)
         return min([*times, self._beat_at])
@@ -239,7 +241,7 @@ class Sidecar:
             self._close_own()
             self._children.leave_in_child()
             launcher.serve_from_sidecar(
-                launcher.LauncherConfig(
+                LauncherConfig(
                     launcher_id,
                     self._run_id,
                     self._owner.pid,
@@ -247,6 +249,7 @@ class Sidecar:
                     self._files.directory,
                     policy,
                     open_files=self._open_files,
+                    cgroup=self._cgroup,
                 ),
                 method,
                 socket.socket(fileno=fds[0]),
@@ -288,7 +291,7 @@ class Sidecar:
     def _sweep_lost(self, launcher_id: int, numbers: list[int]) -> None:
         """A launcher was killed: end what its workers had started, wherever it is now."""
         self._launchers.lost_any = True
-        sweep = self._sweeps.lost(numbers)
+        sweep = self._sweeps.lost(launcher_id, numbers)
         why = "its launcher was killed"
         self._tasks.append(SweepTask(sweep, why, lambda _: self._say("swept", launcher_id)))
 
@@ -355,6 +358,8 @@ class Sidecar:
         try:
             self._retire()
         finally:
+            for task in self._all_tasks():
+                task.sweep.give_up()
             # Else Python's development mode complains of them on the owner's stderr.
             self._close_own()
             self._reporters.close()
@@ -364,7 +369,8 @@ class Sidecar:
             self._files.remove_member(Member("sidecar", self._me))
             return
         report = self._final.sweep.report if self._final is not None else None
-        if "sidecar" in nets() and not (report is not None and report.stuck):
+        is_over = "sidecar" in nets() and not (report is not None and report.stuck)
+        if is_over and container.remove(self._cgroup):
             self._files.retire()
         if self._lines:
             self._lines.append(f"safepool: this is on record in {self._files.log_path}")

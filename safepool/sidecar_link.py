@@ -95,6 +95,7 @@ def start_sidecar(run: Run) -> SidecarLink:
         run.files.directory,
         DEFAULT_GRACE,
         run.began,
+        *run.cgroup,
     )
     if not executable():
         raise ProtectionError(

@@ -22,7 +22,7 @@ from safepool.core.membership import Target, find_members
 from safepool.core.planner import QUIET_LOOKS
 from safepool.core.values import dataclass, replace
 from safepool.host.linux import LinuxHost
-from safepool.host.release import put_tag, working_directory
+from safepool.host.release import put_outside, put_tag, working_directory
 
 _PATIENCE = 0.5
 """Seconds after which a tree that starts processes all the time is not followed further."""
@@ -75,6 +75,8 @@ class Sparing:
 
     def _release(self, process: Incarnation, command: str) -> None:
         put_tag(self._host, process, detached_tag(self._run_id))
+        # One that stays inside is spared as well: then the cgroup is not used as a whole.
+        put_outside(self._host, process)
         # A registry that cannot be written leaves the tag, which is enough.
         registry.note_detached(
             self._directory,

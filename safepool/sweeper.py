@@ -26,12 +26,13 @@ import os
 import select
 from collections.abc import Callable, Iterable
 
-from safepool.core import planner
+from safepool.core import containment, planner
+from safepool.core.containment import Containment
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.planner import Signal, SweepReport, Target
 from safepool.core.policy import StopPolicy
 from safepool.core.values import replace
-from safepool.host.base import Handle, Host, NoHandle, Sending
+from safepool.host.base import Container, Handle, Host, NoHandle, Sending
 
 MOST_WATCHED = 256
 _ROOM = 8
@@ -39,12 +40,13 @@ _RETRY = 0.02
 
 
 class Sweep:
-    """One sweep under way. Close it, also when it is given up half way.
+    """One sweep under way. Give it up when it is not to go on: then nobody stays held.
 
     ``look`` reads the part of the process table in which members can be, such as
     ``lambda: host.look_subtree(os.getpid())``. ``start`` is the instant (monotonic)
     at which the grace began; None means now. The calling process, ``own``, is spared
-    always; give its name if a descriptor to look it up may be lacking.
+    always; give its name if a descriptor to look it up may be lacking. ``container`` is
+    the cgroup in which all members should be; it is closed with the sweep.
 
     Attributes: ``wake_at``, the instant at which to call ``advance`` at the latest
     (None when over); ``watched``, descriptors that are readable when a member has
@@ -60,9 +62,12 @@ class Sweep:
         look: Callable[[], Snapshot],
         start: float | None = None,
         own: Incarnation | None = None,
+        container: Container | None = None,
     ) -> None:
         self._host = host
         self._look = look
+        self._container = container
+        self._containment = containment.ContainerState()
         self._handles: dict[Incarnation, Handle] = {}
         self._living: frozenset[Incarnation] = frozenset()
         self._last_rows: dict[int, ProcessRow] = {}
@@ -125,7 +130,7 @@ class Sweep:
             if now >= self._state.ends_at + planner.BLIND_WAIT:
                 self._state = planner.abandon(self._state, now)
                 self.wake_at = None
-                self.close()
+                self.give_up()
             else:
                 self.wake_at = now + _RETRY
             return
@@ -134,15 +139,17 @@ class Sweep:
         self._note_command_lines()
         if step.report is None:
             self._watch(step.living)
+        met = self._contain(step, snapshot)
         for signal in step.signals:
-            self._deliver(signal)
+            if signal.incarnation not in met:
+                self._deliver(signal)
         self.wake_at = step.look_at
         ended = self._host.now()
         self._rested_at = ended + (ended - began)
         if step.look_at is not None and self._is_starved:
             self.wake_at = max(step.look_at, now + _RETRY)
         if step.report is not None:
-            self.close()
+            self.give_up()
 
     def wait(self) -> None:
         """Wait until it is time to call ``advance``: for loops with nothing else to poll."""
@@ -154,8 +161,20 @@ class Sweep:
         poll.poll(math.ceil(max(0.0, self.wake_at - self._host.now()) * 1000))
 
     def close(self) -> None:
-        """Let go of all descriptors. Closing twice does nothing."""
+        """Let go of all descriptors, and do nothing else: right in a forked child, too.
+
+        Closing twice does nothing.
+        """
         self._release(len(self._handles))
+        if self._container is not None:
+            self._container.close()
+
+    def give_up(self) -> None:
+        """Thaw what is frozen, and close. What got a SIGSTOP is let go by the next sweeper."""
+        if self._container is not None and self._containment.frozen:
+            self._container.thaw()
+        self._containment = containment.ContainerState(is_given_up=True)
+        self.close()
 
     def _drop_dead(self) -> frozenset[Incarnation]:
         """Close the handles whose process is dead, and name these processes."""
@@ -178,13 +197,12 @@ class Sweep:
         those that died since has to do: the known ones are dealt with through the
         handles that are open. It proves nobody's absence, so None if none is left.
         """
+        # Before the look, so that whoever is listed is in it, or is gone.
+        listing = None if self._container is None else self._container.listing()
         try:
-            rows = dict(look().rows)
-            for name in self._living - dead:
-                if name.pid not in rows:
-                    row = self._host.row(name.pid)
-                    if row is not None and row.incarnation == name:
-                        rows[name.pid] = row
+            # A look that is shared may be older than the list.
+            rows = dict((look if listing is None else self._look)().rows)
+            self._add_missed(rows, dead, frozenset() if listing is None else listing.pids)
             self._is_starved = False
         except OSError:
             if not self._is_starved:
@@ -200,7 +218,25 @@ class Sweep:
             left = {row.incarnation for row in rows.values()}
             if self._living.isdisjoint(left):
                 return None
-        return Snapshot(self._last_rows, self._host.now())
+        inside = None
+        if listing is not None and not self._is_starved:
+            inside = containment.inside(listing, rows)
+        return Snapshot(rows, self._host.now(), inside)
+
+    def _add_missed(
+        self, rows: dict[int, ProcessRow], dead: frozenset[Incarnation], listed: frozenset[int]
+    ) -> None:
+        """Ask by pid for members, and for those in the container, that a look has missed."""
+        for name in self._living - dead:
+            if name.pid not in rows:
+                row = self._host.row(name.pid)
+                if row is not None and row.incarnation == name:
+                    rows[name.pid] = row
+        for pid in listed - rows.keys():
+            row = self._host.row(pid)
+            if row is not None:
+                # Its tag may say that it was let go.
+                rows[pid] = replace(row, tag=self._host.read_tag(pid))
 
     def _note_command_lines(self) -> None:
         """Read the command lines of new members while they can still be read."""
@@ -222,6 +258,26 @@ class Sweep:
                 handle = self._open(name)
                 if not isinstance(handle, NoHandle):
                     self._handles[name] = handle
+
+    def _contain(self, step: planner.Step, snapshot: Snapshot) -> frozenset[Incarnation]:
+        """Act upon the container as is planned; return who needs no signal for that."""
+        if self._container is None:
+            return frozenset()
+        plan = containment.plan(self._containment, step, snapshot)
+        self._containment = plan.state
+        for name in plan.let_go:
+            self._state = planner.note_unsent(self._state, Signal(name, planner.Sig.STOP))
+        if plan.action is None:
+            return frozenset()
+        act = {
+            Containment.HOLD: self._container.freeze,
+            Containment.KILL: self._container.kill,
+            Containment.RELEASE: self._container.thaw,
+        }
+        if act[plan.action]():
+            return plan.met
+        self._containment = containment.refused(plan.state)
+        return frozenset()
 
     def _deliver(self, signal: Signal) -> None:
         """Send one signal and tell the planner if it did not go out."""
@@ -282,7 +338,7 @@ def advance_together(sweeps: Iterable[Sweep], look: Callable[[], Snapshot]) -> N
 
 
 def run(sweep: Sweep) -> SweepReport:
-    """Carry ``sweep`` through, waiting between its looks, and close it."""
+    """Carry ``sweep`` through, waiting between its looks, and let go of all."""
     try:
         while True:
             sweep.advance()
@@ -290,4 +346,4 @@ def run(sweep: Sweep) -> SweepReport:
                 return sweep.report
             sweep.wait()
     finally:
-        sweep.close()
+        sweep.give_up()

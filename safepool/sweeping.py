@@ -24,7 +24,7 @@ from safepool.core.record import RunRecord, Verdict
 from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
 from safepool.host.linux import LinuxHost
-from safepool.leftovers import protected, release, spared_rows, sweep_of, target_of
+from safepool.leftovers import look_inside, protected, release, spared_rows, sweep_of, target_of
 from safepool.sweeper import Sweep
 from safepool.telling import describe
 
@@ -208,7 +208,7 @@ class _DeadRun:
 
     def foresee(self) -> SweptRun:
         """What would be ended now."""
-        snapshot = self._look()
+        snapshot = look_inside(self._record, self._host)
         members = [
             SweptProcess(each.row.pid, self._command(each.row.pid), "found", each.how)
             for each in find_members(self._target, (), snapshot)
@@ -217,7 +217,7 @@ class _DeadRun:
 
     def begin(self, policy: StopPolicy) -> Sweep:
         """The sweep of this run, which is claimed."""
-        self._sweep = sweep_of(self._target, self._host, policy)
+        self._sweep = sweep_of(self._target, self._record, self._host, policy)
         return self._sweep
 
     def settle(self) -> SweptRun:
@@ -231,7 +231,7 @@ class _DeadRun:
             _log.log(getattr(logging, level.upper()), "%s", text)
             stamp = time.strftime("%Y-%m-%d %H:%M:%S")
             self._files.append_log(f"{stamp} {level.upper()} {text}\n")
-        release(self._files, sweep)
+        release(self._files, self._record, sweep)
         lines = sweep.command_lines
         ended = [
             SweptProcess(
@@ -277,7 +277,7 @@ def _carry_out(sweeps: Sequence[Sweep]) -> None:
             _wait(running)
     finally:
         for each in sweeps:
-            each.close()
+            each.give_up()
 
 
 def _wait(sweeps: Sequence[Sweep]) -> None:

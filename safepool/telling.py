@@ -24,6 +24,7 @@ _FOUND = {
     "named": "as registered",
     "tag": "found by its tag",
     "mark": "found by its mark",
+    "cgroup": "found in the run's cgroup",
     "seen before": "seen before",
 }
 

@@ -45,6 +45,16 @@ class Incarnation(NamedTuple):
         return Sameness.SAME if self.start == other.start else Sameness.OTHER
 
 
+class CgroupName(NamedTuple):
+    """One cgroup for ever, within one boot: where its directory is, and the inode of that.
+
+    Without inode it was about to be made: it may be removed when empty, and nothing else.
+    """
+
+    path: str = ""
+    inode: int = 0
+
+
 @dataclass(frozen=True)
 class ProcessRow:
     """One process in one look.
@@ -76,10 +86,14 @@ class ProcessRow:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The result of one look: the rows by pid, and when they were read (monotonic)."""
+    """The result of one look: the rows by pid, and when they were read (monotonic).
+
+    ``inside``: who was in the sweep's cgroup; None: there is none, or it could not be read.
+    """
 
     rows: Mapping[int, ProcessRow] = field(default_factory=dict)
     taken: float = 0.0
+    inside: frozenset[Incarnation] | None = None
 
     def alive(self) -> Iterator[ProcessRow]:
         """All rows of living processes."""

@@ -6,6 +6,7 @@ Decides membership, nothing else. A process belongs when it is
 * *remembered*: a member in an earlier look that is still the same incarnation;
 * *adopted*: a child of the subreaper whose whole subtree is swept;
 * a *bearer* of the run's tag or mark that was born within the run's life;
+* *contained*: in the run's cgroup, and born within the run's life;
 * a descendant of any of these.
 
 Never: a spared or detached process, pid 1 and below, a process whose start time is
@@ -40,8 +41,9 @@ class Target:
 
     ``roots`` are named processes, asked first. ``subtree_of`` is a process whose
     every descendant belongs, itself never. ``run_id`` adds the bearers of that
-    run's tag or mark: of the worker numbers in ``workers``, or of any when None,
-    but only those that started between ``born_from`` and ``born_until`` (ticks
+    run's tag or mark: of the worker numbers in ``workers``, or of any when None; and
+    who is in its cgroup, where the look says so. But only those that started between
+    ``born_from`` and ``born_until`` (ticks
     since boot, inclusive; None: no upper bound). Nor do descendants belong that
     were born after ``born_until`` and before ``swept_from``, when this sweep began: a
     server of a dead run may have opened them for somebody else. ``spare`` is never signalled, and
@@ -117,7 +119,7 @@ def find_members(
 
 
 def bears_nothing_late(target: Target, snapshot: Snapshot) -> bool:
-    """Are all bearers of the run's tag or mark its own, in a look as the sweep begins?
+    """Are all who bear the run's tag or mark, or are in its cgroup, its own as the sweep begins?
 
     If so, what bears them later was started by these, and needs no upper bound of birth:
     else a process that forks while it is being ended could lose its last children. One
@@ -126,7 +128,12 @@ def bears_nothing_late(target: Target, snapshot: Snapshot) -> bool:
     """
     unbounded = replace(target, born_until=None)
     tags = _tags(target)
-    bearers = {row.pid: row for row in snapshot.alive() if _witness(unbounded, tags, row)}
+    within = snapshot.inside or frozenset()
+    bearers = {
+        row.pid: row
+        for row in snapshot.alive()
+        if _witness(unbounded, tags, row, is_inside=row.incarnation in within)
+    }
     for row in bearers.values():
         if target.is_late(row):
             parent = bearers.get(row.ppid)
@@ -177,7 +184,8 @@ def _heads(
         elif name in remembered:
             how[pid] = "seen before"
         else:
-            witness = _witness(target, tags, row)
+            is_inside = snapshot.inside is not None and row.incarnation in snapshot.inside
+            witness = _witness(target, tags, row, is_inside=is_inside)
             if witness is not None:
                 how[pid] = witness
     return how
@@ -190,8 +198,10 @@ def _tags(target: Target) -> frozenset[int] | None:
     return frozenset(tag_of(target.run_id, number) for number in target.workers)
 
 
-def _witness(target: Target, tags: frozenset[int] | None, row: ProcessRow) -> str | None:
-    """How tag or mark show that ``row`` comes from the run, or None."""
+def _witness(
+    target: Target, tags: frozenset[int] | None, row: ProcessRow, *, is_inside: bool
+) -> str | None:
+    """How tag, mark or cgroup show that ``row`` comes from the run, or None."""
     run = target.run_id
     if run is None or row.start < target.born_from:
         return None
@@ -201,8 +211,10 @@ def _witness(target: Target, tags: frozenset[int] | None, row: ProcessRow) -> st
     if tag is not None and is_tag_of_run(tag, run) and (tags is None or plain_tag(tag) in tags):
         return "tag"
     if target.workers is None:
-        return "mark" if is_mark_of(row.mark, run) else None
-    return "mark" if any(is_mark_of(row.mark, run, n) for n in target.workers) else None
+        is_marked = is_mark_of(row.mark, run)
+    else:
+        is_marked = any(is_mark_of(row.mark, run, number) for number in target.workers)
+    return "mark" if is_marked else "cgroup" if is_inside else None
 
 
 def _in_order(

@@ -25,7 +25,7 @@ from binascii import crc32
 from enum import Enum
 from typing import Any, Literal
 
-from safepool.core.identity import Incarnation, Sameness
+from safepool.core.identity import CgroupName, Incarnation, Sameness
 from safepool.core.policy import LONGEST_GRACE
 from safepool.core.values import dataclass
 
@@ -52,7 +52,8 @@ class RunRecord:
     ``lineage`` is the mark in the owner's own environment ("" outside any run);
     ``started_ticks`` is when the run began, in clock ticks since boot;
     ``started_wall`` is the same in seconds since 1970, for people only; ``grace``
-    is in seconds. ``argv`` may have been shortened.
+    is in seconds. ``argv`` may have been shortened. ``cgroup`` is that of the run; an
+    empty name: it has none.
     """
 
     run_id: str
@@ -68,6 +69,7 @@ class RunRecord:
     started_wall: float
     grace: float
     version: int = VERSION
+    cgroup: CgroupName = CgroupName()
 
 
 @dataclass(frozen=True, order=True)
@@ -157,6 +159,8 @@ def format_record(record: RunRecord) -> bytes:
         "started_wall": record.started_wall,
         "grace": record.grace,
     }
+    if record.cgroup.path:
+        body["container"] = {"path": record.cgroup.path, "inode": record.cgroup.inode}
     body["checksum"] = checksum(body)
     return (json.dumps(body, indent=1) + "\n").encode("ascii")
 
@@ -307,7 +311,17 @@ def _build(body: dict[str, Any]) -> RunRecord:
         started_ticks=count_in(body, "started_ticks"),
         started_wall=duration_in(body, "started_wall"),
         grace=duration_in(body, "grace", LONGEST_GRACE),
+        cgroup=_cgroup(body.get("container")),
     )
+
+
+def _cgroup(named: object) -> CgroupName:
+    """The name of the run's cgroup; records of runs without one, and older ones, have none."""
+    if named is None:
+        return CgroupName()
+    if not isinstance(named, dict):
+        raise TypeError("container")
+    return CgroupName(text_in(named, "path"), count_in(named, "inode"))
 
 
 def _is_count(value: object) -> bool:

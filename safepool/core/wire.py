@@ -14,7 +14,8 @@ Two forms, both pure:
 word        fields                                     direction
 ========== ========================================== =======================
 hello       run, mark, owner pid, owner start, folder,  owner -> sidecar
-            grace, start of the run (ticks)
+            grace, start of the run (ticks), path and
+            inode of its cgroup (empty, 0: none)
 launch      launcher, method, policy                    owner -> sidecar
 attach      launcher, pid, start, policy                owner -> sidecar
 lost        launcher, worker numbers                    owner -> sidecar

@@ -17,6 +17,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from safepool.core.containment import Listing
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.planner import Sig
 
@@ -52,6 +53,25 @@ class Handle(Protocol):
 
     def close(self) -> None:
         """Let go. Closing twice does nothing."""
+
+
+class Container(Protocol):
+    """The cgroup of a run as a whole. What the kernel refuses is no error: see each answer."""
+
+    def close(self) -> None:
+        """Let go of the descriptor, and change nothing. Closing twice does nothing."""
+
+    def listing(self) -> Listing | None:
+        """Return everybody in it and below; None when that cannot be told for sure."""
+
+    def freeze(self) -> bool:
+        """Stop everybody inside, and whoever is born there; False when it is refused."""
+
+    def thaw(self) -> bool:
+        """Let everybody inside go on; False when it is refused."""
+
+    def kill(self) -> bool:
+        """End everybody inside, the frozen and the just born too; False when it is refused."""
 
 
 class Host(Protocol):

@@ -1,4 +1,4 @@
-"""What it takes to let another process go: give it a tag, and see where it works.
+"""What it takes to let another process go: a tag, a cgroup, and a look where it works.
 
 Does, decides nothing. A tag is a soft limit (see :mod:`safepool.core.lineage`), and
 prlimit(2) sets that of another process of the same user. It goes by pid, so the
@@ -15,6 +15,7 @@ import resource
 from contextlib import suppress
 
 from safepool.core.identity import Incarnation
+from safepool.host import cgroup
 from safepool.host.base import Host
 
 
@@ -41,6 +42,23 @@ def put_tag(host: Host, process: Incarnation, tag: int) -> bool:
     except (OSError, ValueError):
         return False
     return False
+
+
+def put_outside(host: Host, process: Incarnation) -> bool:
+    """Take ``process`` out of every run's cgroup; False if it is still in one, or gone.
+
+    By pid: should it have been handed out again since the verification, a process of
+    some run is moved to where that run's owner is, which ends nobody.
+    """
+    door = cgroup.way_out(process.pid)
+    if door is None:
+        return True
+    try:
+        if host.incarnation(process.pid) != process:
+            return False
+    except OSError:
+        return False
+    return cgroup.write(door, str(process.pid).encode()) is None
 
 
 def working_directory(pid: int) -> str:

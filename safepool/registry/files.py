@@ -77,6 +77,14 @@ class RunFiles:
             raise place.protection_error("write the run down", directory, error) from error
         return files
 
+    def write_again(self, record: RunRecord) -> OSError | None:
+        """Replace the record as a whole; return what went wrong: then the old one stays."""
+        try:
+            write_whole(self._path("run"), format_record(record))
+        except OSError as error:
+            return error
+        return None
+
     @classmethod
     def attach(cls, directory: str, run_id: str) -> RunFiles:
         """Refer to the files of a run that another process created; opens nothing yet."""

@@ -2,9 +2,10 @@
 
 A *cage* holds an owner and all that it starts. The kernel keeps the list:
 
-* ``Cgroup``: a cgroup v2 of its own. ``cgroup.procs`` names every member, whatever
-  its parent, session or environment; ``cgroup.events`` is an event when it is empty;
-  ``cgroup.kill`` ends all at once. Needs a cgroup2 mount that we may write to.
+* ``Cgroup``: a cgroup v2 of its own. ``cgroup.procs``, its own and those of all cgroups
+  that were made below, name every member, whatever its parent, session or environment;
+  ``cgroup.events`` is an event when all are empty; ``cgroup.kill`` ends all at once.
+  Needs a cgroup2 mount that we may write to.
 * ``Keepers``: elsewhere, each owner gets a child subreaper above it (keeper.py). All
   that it starts stays in the subtree of that process. The price: the owner then lives
   under a foreign subreaper, which hides bugs that only show when orphans go to PID 1.
@@ -54,6 +55,9 @@ class Cage(Protocol):
     def freeze(self, frozen: bool) -> bool:
         """Let nothing in the cage run, or go on; False where that cannot be done."""
 
+    def cgroups(self) -> list[Path]:
+        """The cgroups that were made in the cage, parents first; none where it is no cgroup."""
+
     def kill(self) -> None:
         """Send SIGKILL to everything in the cage."""
 
@@ -71,6 +75,23 @@ def cgroup_folder() -> Path | None:
             folder = mount / own
             return folder if os.access(folder / "cgroup.procs", os.W_OK) else None
     return None
+
+
+def cgroups_below(folder: Path) -> list[Path]:
+    """The cgroups below one, parents first."""
+    found = [folder]
+    for each in found:
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            found += sorted(path for path in each.iterdir() if path.is_dir())
+    return found[1:]
+
+
+def processes_in(folder: Path) -> list[int]:
+    """The processes of just this cgroup; none when it is gone."""
+    try:
+        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
 
 
 class Cgroup:
@@ -101,7 +122,12 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         os.pread(self._events, 100, 0)  # reading takes back the event
-        return [int(line) for line in (self.folder / "cgroup.procs").read_text().split()]
+        while True:
+            below = cgroups_below(self.folder)
+            found = {pid for folder in [self.folder, *below] for pid in processes_in(folder)}
+            # What moved to a new cgroup meanwhile was perhaps in neither list.
+            if cgroups_below(self.folder) == below:
+                return sorted(found)
 
     def event_fd(self) -> int | None:
         return self._events
@@ -112,6 +138,9 @@ class Cgroup:
         truth.until(lambda: is_done in os.pread(self._events, 100, 0), "the cage does not freeze")
         return True
 
+    def cgroups(self) -> list[Path]:
+        return cgroups_below(self.folder)
+
     def kill(self) -> None:
         (self.folder / "cgroup.kill").write_text("1")
 
@@ -121,6 +150,8 @@ class Cgroup:
 
     def _removed(self) -> bool:
         try:
+            for folder in reversed(cgroups_below(self.folder)):
+                folder.rmdir()
             self.folder.rmdir()
         except OSError:
             return False  # the last member is still being taken down
@@ -158,6 +189,9 @@ class Keepers:
 
     def freeze(self, frozen: bool) -> bool:
         return False
+
+    def cgroups(self) -> list[Path]:
+        return []
 
     def kill(self) -> None:
         # Stopped first: one that forks as fast as it is killed would get away.

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tests.kit import truth
-from tests.kit.cage import new_cage
+from tests.kit.cage import Keepers, new_cage
 from tests.kit.truth import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +121,9 @@ class Jail:
             "XDG_RUNTIME_DIR": str(folder / "run"),
             "TELL": str(tell),
         }
+        if isinstance(self._cage, Keepers):
+            # Else runs would have theirs beside the test's own, which nobody clears up.
+            self.environment["SAFEPOOL_CGROUP"] = "off"
 
     def __enter__(self) -> Jail:  # noqa: PYI034  Self needs Python 3.11
         return self
@@ -269,6 +272,10 @@ class Jail:
     def pids(self) -> list[int]:
         """Everything that lives in the jail."""
         return self._cage.pids()
+
+    def cgroups(self) -> list[Path]:
+        """The cgroups that were made in the jail, parents first."""
+        return self._cage.cgroups()
 
     def living(self) -> list[str]:
         """The same for people, with the role that a process told."""

@@ -115,6 +115,11 @@ def test_pools_that_come_and_go_leave_only_the_one_sidecar(
 
     # A helper that has just ended is reaped when its parent gets the CPU.
     truth.until(no_zombie, "a zombie stays", 3)
+
+    def one_cgroup() -> bool:
+        return len(jail.cgroups()) <= 1
+
+    truth.until(one_cgroup, f"those of launchers stay: {jail.cgroups()}", 3)
     owner.go()
     files, now, more = jail.hear("files")[0].text.split(" ", 2)
     assert int(now) <= int(files), f"{files} descriptors have become {now}: {more}"
@@ -122,6 +127,7 @@ def test_pools_that_come_and_go_leave_only_the_one_sidecar(
     owner.go()
     assert owner.wait() == 0, owner.errors()
     jail.assert_empty("after many pools", 3)
+    assert jail.cgroups() == [], "cgroups are left"
     assert shm.names() == [], "names in /dev/shm are left"
 
 
@@ -146,6 +152,7 @@ def test_short_owners_leave_no_process(method: str, jail: Jail, shm: PrivateShm)
         for owner in owners:
             assert owner.wait() == 5, owner.errors()
     jail.assert_empty(f"after {len(ends)} owners", BOUND)
+    assert jail.cgroups() == [], "cgroups are left"
     assert shm.names() == [], "names in /dev/shm are left"
     left = [path.name for path in (jail.folder / "run").glob("safepool/*") if path.suffix != ".log"]
     assert not left, "records of finished runs are left"

@@ -82,6 +82,7 @@ def check_cells(
                 assert truth.command_line(owner.pid).startswith("/bin/sleep"), what
             else:
                 assert owner.wait() == STATUS[death], f"{what}:\n{owner.errors()}"
+            assert jail.cgroups() == [], what
 
 
 @pytest.mark.parametrize("death", [*INSIDE, *OUTSIDE])

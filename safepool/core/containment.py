@@ -1,0 +1,104 @@
+"""When a sweep acts upon its run's cgroup as a whole, and in place of which signals.
+
+A *container* is the cgroup that a run made for its workers. The planner says who gets
+which signal; where those who get it live in the container, HOLD freezes it instead of
+SIGSTOP, and KILL ends it instead of SIGKILL, in one step each. SIGTERM stays a signal.
+
+Both meet everybody inside. So the container is used only while everybody inside is a
+member of the sweep: one detached, spared or foreign process in it, or a list that
+cannot be read, and the signals go out one by one. A container that is frozen when
+that turns out is thawed at once, and not used again by this sweep.
+
+Who is inside comes from a list of pids that was read *before* the look: whoever was
+there by then is in the look, or is gone. A process that started after the list was
+read is not meant by it, even if it has a listed pid.
+
+Decides; reads and freezes nothing. Called by: the sweeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from safepool.core.identity import Incarnation, ProcessRow, Snapshot
+from safepool.core.planner import Sig, Step
+from safepool.core.values import dataclass, replace
+
+
+class Containment(Enum):
+    """What is done to a container as a whole."""
+
+    HOLD = "freeze"
+    KILL = "kill"
+    RELEASE = "thaw"
+
+
+@dataclass(frozen=True)
+class ContainerState:
+    """What a sweep remembers of its container: ``frozen`` are the members that it holds.
+
+    ``has_thawed``: what an earlier sweeper may have left frozen was let go.
+    ``is_given_up``: it is not to be used any more.
+    """
+
+    frozen: frozenset[Incarnation] = frozenset()
+    has_thawed: bool = False
+    is_given_up: bool = False
+
+
+class Listing(NamedTuple):
+    """Who was in a container, by pid, and the tick (since boot) at which reading began."""
+
+    pids: frozenset[int]
+    begun_at: int
+
+
+class Plan(NamedTuple):
+    """``action`` is to be done before the step's signals are sent. ``met`` need no signal
+    if it works. ``let_go`` were held by the container and are not any more."""
+
+    state: ContainerState
+    action: Containment | None = None
+    met: frozenset[Incarnation] = frozenset()
+    let_go: frozenset[Incarnation] = frozenset()
+
+
+def inside(listing: Listing, rows: Mapping[int, ProcessRow]) -> frozenset[Incarnation]:
+    """Name the living of a list that was begun before the rows were read."""
+    found = (rows[pid] for pid in listing.pids if pid in rows)
+    return frozenset(
+        row.incarnation for row in found if row.is_alive and row.start <= listing.begun_at
+    )
+
+
+def plan(state: ContainerState, step: Step, snapshot: Snapshot) -> Plan:
+    """Return what is to be done to the container at a step of the planner."""
+    within = snapshot.inside
+    if within is None or not within <= frozenset(step.living):
+        return _without(state)
+    met = frozenset(signal.incarnation for signal in step.signals) & within
+    sigs = {signal.sig for signal in step.signals if signal.incarnation in met}
+    if state.is_given_up or step.report is not None:
+        return Plan(state)
+    if Sig.STOP in sigs:
+        return Plan(replace(state, frozen=within), Containment.HOLD, met)
+    if Sig.KILL in sigs:
+        return Plan(state, Containment.KILL, met)
+    if not state.has_thawed and not state.frozen and within:
+        return Plan(replace(state, has_thawed=True), Containment.RELEASE)
+    return Plan(state)
+
+
+def _without(state: ContainerState) -> Plan:
+    """It must not be used now; if it is frozen, somebody in it who is no member is held."""
+    if not state.frozen:
+        return Plan(state)
+    state, let_go = replace(state, frozen=frozenset(), is_given_up=True), state.frozen
+    return Plan(state, Containment.RELEASE, let_go=let_go)
+
+
+def refused(state: ContainerState) -> ContainerState:
+    """The state after the kernel refused an action: the signals are sent, now and later."""
+    return replace(state, is_given_up=True)

@@ -1,0 +1,96 @@
+"""Gives a run its cgroup, where one can be made, and has it on record.
+
+The name is on record before the cgroup is there, and its inode before anybody is in it:
+so a kill at any step leaves nothing that the next start could not find.
+
+The first process to be moved into a cgroup waits for a grace period of the kernel's RCU,
+some 10 ms; those that follow at once do not. So that wait is begun, by a thread, before
+there is a worker that would have to sit it out.
+
+Called by: the owner's side of a run.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+from contextlib import suppress
+
+from safepool import registry
+from safepool.bootstrap import nets
+from safepool.core.identity import CgroupName
+from safepool.core.record import RunRecord
+from safepool.core.values import replace
+from safepool.host import cgroup, container
+from safepool.in_flight import gate
+from safepool.loop import signals_blocked
+
+CGROUP_VARIABLE = "SAFEPOOL_CGROUP"
+"""Set to "off", runs make no cgroup of their own."""
+
+
+def is_wanted() -> bool:
+    """Is a run to have a cgroup, where one can be made?"""
+    return os.environ.get(CGROUP_VARIABLE, "on") != "off" and "cgroup" in nets()
+
+
+def find(run_id: str) -> CgroupName:
+    """Where the run can have its cgroup; an empty name: nowhere, or it is not to have one."""
+    return cgroup.place(run_id) if is_wanted() else CgroupName()
+
+
+def write_down(directory: str, record: RunRecord) -> tuple[registry.RunFiles, CgroupName]:
+    """Write a new run down and make its cgroup; an empty name where there can be none.
+
+    Raises ProtectionError when the run cannot be written down.
+    """
+    files = registry.RunFiles.create(directory, record)
+    made = cgroup.make(record.cgroup)
+    if made.inode and files.write_again(replace(record, cgroup=made)) is not None:
+        # Without its inode on record nobody could act upon it after us.
+        container.remove(made, 0.0)
+        made = CgroupName()
+    return files, made
+
+
+_warming = -1
+"""The descriptor through which a thread warms up now."""
+
+
+def warm_up(name: CgroupName) -> None:
+    """Begin the kernel's wait before the first move, at the side; returns at once.
+
+    Nothing is moved: the thread asks for itself to be where it is. Safe in threads.
+    """
+    global _warming
+    if not name.path:
+        return
+    with gate.lock:
+        if _warming >= 0:
+            return
+        # Refused, or no descriptor or thread is free: then the first worker waits itself.
+        try:
+            _warming = os.open(cgroup.threads_above(name), os.O_WRONLY | os.O_CLOEXEC)
+            with signals_blocked():
+                _thread.start_new_thread(_warm_up, ())
+        except (OSError, RuntimeError):
+            _stop_warming()
+
+
+def _warm_up() -> None:
+    with suppress(OSError):
+        os.write(_warming, str(threading.get_native_id()).encode())
+    with gate.lock:
+        _stop_warming()
+
+
+def _stop_warming() -> None:
+    """After a fork in the child, too: the thread is the parent's."""
+    global _warming
+    fd, _warming = _warming, -1
+    if fd >= 0:
+        os.close(fd)
+
+
+os.register_at_fork(after_in_child=_stop_warming)
