@@ -9,6 +9,8 @@ has to be cheap also with a thousand processes.
   only sure while no child ends. So a list is read again when one of its children
   has vanished, and that of the top once more at the end, since orphans arrive there
   during the walk. A kernel without these files gets a walk over all of /proc.
+* All of /proc is listed again until nobody new is in it: what forks and exits while the
+  lines are read was in the first list under a number that has nobody by now.
 * A process that vanishes while it is read, or may not be read, is no error. A lack of
   descriptors or memory is: a look that is cut short must not pass for a whole one.
 
@@ -101,8 +103,18 @@ def read_stat(pid: int) -> Stat | None:
 
 def read_everybody() -> dict[int, Stat]:
     """Every process that is visible."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
+    stats: dict[int, Stat] = {}
+    listed: set[str] = set()
+    for _ in range(_REREADS):
+        new = [name for name in os.listdir("/proc") if name.isdecimal() and name not in listed]
+        if not new:
+            break
+        listed.update(new)
+        for pid in map(int, new):
+            stat = read_stat(pid)
+            if stat is not None:
+                stats[pid] = stat
+    return stats
 
 
 def walk_children(top: int) -> dict[int, Stat]:

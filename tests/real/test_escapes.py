@@ -21,12 +21,20 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.kit import truth
+from tests.kit.cage import cgroup_folder
 from tests.kit.console import Console
 from tests.kit.jail import Jail, Owner
 from tests.kit.strays import NEED_ROOT, NOBODY, STRAYS, members
 
 BOUND = 15.0
 IS_ROOT = os.geteuid() == 0
+
+needs_cgroup = pytest.mark.skipif(
+    cgroup_folder() is None or os.environ.get("SAFEPOOL_TEST_CAGE") == "keepers",
+    reason="no cgroup can be made here",
+)
+NO_CGROUP = ("env", "SAFEPOOL_CGROUP=off")
+"""Not everybody may make a cgroup, so the tables do without."""
 
 ESCAPES = "no"
 TREE, TAG, MARK = "tree", "tag", "mark"
@@ -78,7 +86,7 @@ class Play:
     ) -> None:
         self.jail = jail
         self.names = [name for name in names if IS_ROOT or name not in NEED_ROOT]
-        self.owner = jail.script(OWNER, method, *self.names, before=before)
+        self.owner = jail.script(OWNER, method, *self.names, before=[*before])
         self.workers = [line.pid for line in jail.hear("worker", 2)]
         self.launchers = {truth.parent(pid) for pid in self.workers}
         words = [line.text.split() for line in jail.hear("stray", len(self.names))]
@@ -123,7 +131,7 @@ def play(
     method: str,
     jail: Jail,
     names: Iterable[str] = STRAYS,
-    before: Iterable[str] = (),
+    before: Iterable[str] = NO_CGROUP,
 ) -> Outcome:
     """Kill somebody, and see what becomes of the strays, then end the owner as well."""
     stage = Play(jail, method, names, before)
@@ -195,6 +203,16 @@ def test_who_is_left_in_the_end(case: tuple[str, str, Outcome]) -> None:
     assert case[2].at_the_end == ({"no_witness"} if is_lost else set())
 
 
+@needs_cgroup
+@pytest.mark.parametrize("situation", ["launcher", "all"])
+def test_with_a_cgroup_what_has_no_witness_is_found(situation: str, jail: Jail) -> None:
+    """In the run's own cgroup it stays, whatever it throws away."""
+    outcome = play(situation, "fork", jail, ["no_witness", "no_tag"], ())
+    truth.until(lambda: not jail.pids() or situation == "all", "somebody is left", BOUND)
+    assert not outcome.at_the_end
+    assert "in the run's cgroup" in outcome.layers["no_witness"]
+
+
 AS_A_USER = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 """Root without its powers: it may see and end only what a user may see and end of his own."""
 needs_setpriv = pytest.mark.skipif(
@@ -206,7 +224,7 @@ needs_setpriv = pytest.mark.skipif(
 @pytest.mark.parametrize("situation", LAYERS)
 def test_a_stray_that_nobody_may_look_into(situation: str, jail: Jail) -> None:
     """Like ssh-agent: environment and memory are closed to other processes of the same user."""
-    outcome = play(situation, "fork", jail, ["closed"], AS_A_USER)
+    outcome = play(situation, "fork", jail, ["closed"], [*NO_CGROUP, *AS_A_USER])
     assert outcome.layers == {"closed": LAYERS[situation]["closed"]}
 
 
@@ -278,7 +296,7 @@ def test_a_program_that_became_another_user_is_reported(jail: Jail) -> None:
         shutil.copy(str(shutil.which(name)), copy)
         os.chown(copy, NOBODY, NOBODY)
         copy.chmod(0o4755)
-    owner = jail.script(SET_USER_ID, before=AS_A_USER)
+    owner = jail.script(SET_USER_ID, before=[*NO_CGROUP, *AS_A_USER])
     willing, other = (int(line.text) for line in jail.hear("stray", 2))
     owner.send(signal.SIGKILL)
     jail.assert_empty("all but the other user's", BOUND, {other})
