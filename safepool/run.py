@@ -284,9 +284,8 @@ class Run:
         self._is_over = True
         self.monitor.shut_down(_RETIRE_TIMEOUT)
         self.tracker.close()
-        if self.monitor.sidecar.failure:
-            # There was no sidecar that could have done so.
-            container.remove(self.cgroup)
+        # There was no sidecar that could have done so. With the one the other stays.
+        if self.monitor.sidecar.failure and container.remove(self.cgroup):
             self.files.retire()
         self.files.close()
         self.reports.close()

@@ -171,6 +171,8 @@ class Sweep:
 
     def give_up(self) -> None:
         """Thaw what is frozen, and close. What got a SIGSTOP is let go by the next sweeper."""
+        # First these: to thaw takes a descriptor, and they may have all that there are.
+        self._release(len(self._handles))
         if self._container is not None and self._containment.frozen:
             self._container.thaw()
         self._containment = containment.ContainerState(is_given_up=True)
