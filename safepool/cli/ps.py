@@ -13,6 +13,7 @@ from typing import Any
 from safepool import registry
 from safepool.cli import words
 from safepool.cli.choose import SHORT, NoSuchRunError, choose, describe_owner
+from safepool.core.detached_record import DetachedRecord
 from safepool.core.identity import Incarnation
 from safepool.core.record import Verdict
 from safepool.host.linux import LinuxHost
@@ -25,7 +26,16 @@ _ROLE_STYLES = {"owner": "bold", "sidecar": "dim", "launcher": "dim", "stray": "
 
 def look() -> list[ListedRun]:
     """Take the inventory of this user's registry."""
-    return take_inventory(registry.directory(), LinuxHost())
+    directory = registry.existing_directory()
+    return [] if directory is None else take_inventory(directory, LinuxHost())
+
+
+def look_for_detached() -> list[DetachedRecord]:
+    """The living processes that were let go, also of runs that are over."""
+    directory = registry.existing_directory()
+    if directory is None:
+        return []
+    return registry.detached_processes(directory, LinuxHost(), tidy=False)
 
 
 # -- ps ----------------------------------------------------------------------------------
@@ -35,16 +45,25 @@ def list_runs(*, as_json: bool, watch: float | None) -> int:
     """List all runs, once or every ``watch`` seconds until Ctrl-C. Always 0."""
     if watch is not None:
         return _watch(watch)
-    runs = look()
+    runs, detached = look(), look_for_detached()
     if as_json:
-        words.print_json({"time": words.iso(now()), "runs": [run_as_json(run) for run in runs]})
-    elif not runs:
-        print("no runs on record")
-    else:
+        listed = [run_as_json(run) for run in runs]
+        let_go = [_detached_as_json(record) for record in detached]
+        words.print_json({"time": words.iso(now()), "runs": listed, "detached": let_go})
+        return 0
+    if runs:
         words.print_table(_HEADER, _rows(runs), [_STYLES[run.verdict] for run in runs])
-        for line in _remarks(runs):
-            print(line)
+    else:
+        print("no runs on record")
+    for line in [*_remarks(runs), *map(_describe_detached, detached)]:
+        print(line)
     return 0
+
+
+def _describe_detached(record: DetachedRecord) -> str:
+    run = f", of run {record.run_id[:SHORT]}" if record.run_id else ""
+    how = "spared" if record.is_stray else "detached"
+    return f"{how}: {record.process.pid} ({shlex.join(record.argv)}){run}; no sweep touches it"
 
 
 def _rows(runs: Sequence[ListedRun]) -> list[list[str]]:
@@ -67,10 +86,6 @@ def _remarks(runs: Sequence[ListedRun]) -> list[str]:
     """Why a run is not simply alive, and what can be done."""
     lines = []
     for run in runs:
-        detached = run.count("detached")
-        if detached:
-            kept = words.plural(detached, "process")
-            lines.append(f"{run.run_id[:SHORT]}: {kept} detached, which no sweep touches")
         if run.verdict is Verdict.LIVE:
             continue
         advice = {
@@ -200,6 +215,18 @@ def run_as_json(run: ListedRun) -> dict[str, Any]:
         "age": run.age,
         "memory": run.memory,
         "processes": [process_as_json(process) for process in run.processes],
+    }
+
+
+def _detached_as_json(record: DetachedRecord) -> dict[str, Any]:
+    """The documented form of a process that was let go; see docs/cli.md."""
+    return {
+        **incarnation_as_json(record.process),
+        "run": record.run_id or None,
+        "argv": list(record.argv),
+        "cwd": record.cwd,
+        "started": words.iso(record.started_wall),
+        "spared": record.is_stray,
     }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from safepool.cli import arguments
 from safepool.layers import LAYERS
-from tests.cli.test_runs import answer, by_role, held, kill_all_helpers, only_run
+from tests.cli.test_runs import answer, by_role, held, kill_all_helpers, let_go, only_run
 from tests.kit.jail import Jail
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -68,9 +68,10 @@ def test_every_json_key_is_in_the_reference(jail: Jail) -> None:
     """And no key is there that nothing prints."""
     console, _ = held(jail, "fork")
     run = only_run(jail)
+    let_go(jail)
     (jail.folder / "run" / "safepool" / f"{'a' * 32}.run").write_text("{}")
     bodies = [answer(jail, "ps"), answer(jail, "tree", run["id"]), answer(jail, "doctor")]
-    kill_all_helpers(console, run)
+    kill_all_helpers(jail, console, run)
     assert by_role(answer(jail, "tree", run["id"])["run"]).keys() == {"stray"}
     bodies += [answer(jail, "sweep", "--dry-run", status=1)]
     bodies += [answer(jail, "stop", run["id"]), answer(jail, "log")]

@@ -55,6 +55,22 @@ def by_role(run: Any) -> dict[str, list[int]]:
     return roles
 
 
+LET_GO = """
+    import safepool
+
+    if __name__ == "__main__":
+        with safepool.detached(["/bin/sleep", "180"]) as child:
+            say("let_go", str(child.pid))
+            sys.stdin.readline()
+"""
+
+
+def let_go(jail: Jail) -> int:
+    """The pid of a process that an owner without any run has let go; the jail ends it."""
+    jail.script(LET_GO)
+    return int(jail.hear("let_go")[0].text)
+
+
 def wait_for_sidecars(jail: Jail) -> None:
     """With fork they come up beside the first workers."""
 
@@ -74,15 +90,26 @@ def held(jail: Jail, method: str) -> tuple[Console, list[int]]:
     return console, workers
 
 
-def kill_all_helpers(console: Console, run: Any) -> None:
-    """Owner, sidecar and launchers are stopped and killed: none gets to sweep."""
+def kill_all_helpers(jail: Jail, console: Console, run: Any) -> None:
+    """Owner, sidecar and launchers are killed in one instant: none gets to sweep."""
     roles = by_role(run)
     victims = [console.owner.pid, *roles["sidecar"], *roles["launcher"]]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in victims:
-            os.kill(pid, number)
+    jail.kill_at_once(victims)
     for pid in [*victims, *roles["worker"]]:
         truth.wait_gone(pid)
+
+
+def test_ps_lists_what_was_let_go(jail: Jail) -> None:
+    """Also without any run; no longer when it is gone."""
+    pid = let_go(jail)
+    (listed,) = answer(jail, "ps")["detached"]
+    assert (listed["pid"], listed["start"]) == (pid, truth.started(pid))
+    assert listed["argv"] == ["/bin/sleep", "180"]
+    assert listed["spared"] is False
+    assert f"detached: {pid} (/bin/sleep 180)" in command(jail, "ps").stdout
+    os.kill(pid, signal.SIGKILL)
+    assert truth.wait_gone(pid)
+    assert answer(jail, "ps")["detached"] == []
 
 
 def test_ps_lists_each_process_with_its_role(method: str, jail: Jail) -> None:
@@ -291,7 +318,7 @@ def test_sweep_ends_what_a_dead_run_left(method: str, jail: Jail) -> None:
     console, _ = held(jail, method)
     run = only_run(jail)
     (stray,) = by_role(run)["stray"]
-    kill_all_helpers(console, run)
+    kill_all_helpers(jail, console, run)
     folder = jail.folder / "run" / "safepool"
     assert only_run(jail)["state"] == "dead"
     assert by_role(only_run(jail)) == {"stray": [stray]}
@@ -333,7 +360,7 @@ def test_stop_of_a_dead_run_sweeps_it_alone(jail: Jail) -> None:
     for console in consoles:
         run = runs[console.owner.pid]
         left.append((run["id"], *by_role(run)["stray"]))
-        kill_all_helpers(console, run)
+        kill_all_helpers(jail, console, run)
     (first, ended), (_, stays) = left
     ran = command(jail, "stop", first)
     assert ran.returncode == 0, ran.stderr
