@@ -116,7 +116,8 @@ RECYCLED = """
         doomed = [pid for pid in truth.everybody() if pid not in (1, daemon)]
         for pid in doomed:
             os.kill(pid, signal.SIGSTOP)  # nobody may sweep before all are dead
-        for pid in doomed:
+        # Children first: the death of a parent could orphan a group, and that wakes the stopped.
+        for pid in sorted(doomed, reverse=True):
             os.kill(pid, signal.SIGKILL)
         owner.wait()
         assert truth.is_alive(daemon)
@@ -186,9 +187,7 @@ def test_a_shell_that_a_dead_runs_server_opens_later(method: str, jail: Jail) ->
     (server,) = jail.hear("server")
     jail.hear("started")
     doomed = [pid for pid in jail.pids() if pid != server.pid]
-    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: nobody may sweep
-        for pid in doomed:
-            os.kill(pid, number)
+    jail.kill_at_once(doomed)  # nobody may sweep
     owner.wait()
     jail.start(["sleep", "180"])  # a jail without a living owner listens to nobody
     # As if the sidecar had said its last sign of life one interval before it died.

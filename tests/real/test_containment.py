@@ -309,9 +309,7 @@ def kill_all_but_workers(jail: Jail, owner: int, launcher: int) -> None:
     """End owner, sidecar and launcher before any of them can act."""
     everybody = [owner, launcher, *truth.sidecars(owner)]
     assert len(everybody) == 3
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in everybody:
-            os.kill(pid, number)
+    jail.kill_at_once(everybody)
 
 
 @needs_cgroup

@@ -151,9 +151,7 @@ def test_it_survives_the_owner_and_the_next_start(method: str, jail: Jail) -> No
     story.tell("serve hold")
     _, stray, launcher = story.hear_of_server()
     helpers = [story.owner.pid, launcher, *truth.sidecars(story.owner.pid)]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in helpers:
-            os.kill(pid, number)
+    jail.kill_at_once(helpers)
     jail.assert_empty("all three killed", BOUND, besides=[*story.free, stray])
     assert truth.is_alive(stray)
     os.remove(jail.folder / "forever")

@@ -77,9 +77,7 @@ def dead_run(jail: Jail, role: str = "sleep") -> tuple[int, int, int, int]:
     )
     helpers = [owner.pid, launcher, *truth.sidecars(owner.pid)]
     assert len(helpers) == 3
-    for sent in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in helpers:
-            os.kill(pid, sent)
+    jail.kill_at_once(helpers)
     jail.assert_empty("killed", BOUND, besides=[*before, stray, free, daemon])
     assert all(truth.is_alive(pid) for pid in (stray, free, daemon))
     return owner.pid, stray, daemon, free
