@@ -386,6 +386,10 @@ def _be_launcher(
 
     owner_end.close()
     in_flight.forget_gate()
+    if sys.stdin is not None:
+        # A thread of the owner that reads from it holds its lock, here for ever; and
+        # multiprocessing closes it in every worker, which waits for that lock.
+        sys.stdin = open(os.devnull, encoding="utf-8")
     children = loop.ChildLoop(worker_mask=owner_mask)
     set_tag(helper_tag(read_tag(), config.run_id))
     launcher.serve(config, control, reporters, pidfd, be_worker, children)

@@ -153,6 +153,40 @@ def test_a_forked_copy_keeps_nothing_alive(method: str, jail: Jail) -> None:
     assert truth.is_alive(child.pid)
 
 
+READER = """
+    import threading
+    from safepool import get_context
+
+    def is_reading(thread_id):
+        with open(f"/proc/self/task/{thread_id}/syscall") as file:
+            return file.read().startswith("0 0x0 ")
+
+    def make(context, reader):
+        end = time.monotonic() + 20
+        while not is_reading(reader):
+            assert time.monotonic() < end
+        with context.Pool(1, grace=0.5) as pool:
+            say("answer", str(pool.apply(abs, (-7,))))
+
+    if __name__ == "__main__":
+        context = get_context(sys.argv[1])
+        thread = threading.Thread(target=make, args=(context, threading.get_native_id()))
+        thread.start()
+        sys.stdin.readline()
+        thread.join()
+"""
+
+
+def test_a_pool_that_is_made_while_another_thread_reads_standard_input(
+    method: str, jail: Jail
+) -> None:
+    """That thread holds the lock of sys.stdin, which a worker closes as it begins."""
+    owner = jail.script(READER, method)
+    assert jail.hear("answer")[0].text == "7"
+    owner.go()
+    assert owner.wait() == 0, owner.errors()
+
+
 def can_unshare_pids() -> bool:
     """Tell whether a pid namespace can be made here."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
