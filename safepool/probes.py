@@ -287,7 +287,10 @@ def _lock(host: LinuxHost) -> str:
 
 def _cgroup(host: LinuxHost) -> str:
     if not run_container.is_wanted():
-        raise _FailedError(f"switched off by {run_container.CGROUP_VARIABLE}")
+        raise _FailedError(
+            "this one was not delegated to you; set "
+            f"{run_container.CGROUP_VARIABLE}=on to make one in it all the same, where you can"
+        )
     name = cgroup.make(cgroup.place(os.urandom(16).hex()))
     if not name.inode:
         raise _FailedError("this user can make none here; it needs a delegated cgroup v2")

@@ -27,12 +27,16 @@ from safepool.in_flight import gate
 from safepool.loop import signals_blocked
 
 CGROUP_VARIABLE = "SAFEPOOL_CGROUP"
-"""Set to "off", runs make no cgroup of their own."""
+"""Whether runs make a cgroup of their own: "on", wherever one can be made; "off", nowhere;
+"auto", where this user was given the right to (delegation)."""
 
 
 def is_wanted() -> bool:
     """Is a run to have a cgroup, where one can be made?"""
-    return os.environ.get(CGROUP_VARIABLE, "on") != "off" and "cgroup" in nets()
+    mode = os.environ.get(CGROUP_VARIABLE, "auto")
+    if mode == "off" or "cgroup" not in nets():
+        return False
+    return mode == "on" or cgroup.is_delegated()
 
 
 def find(run_id: str) -> CgroupName:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 
 from safepool.core.identity import CgroupName
 
@@ -29,6 +30,31 @@ def place(run_id: str) -> CgroupName:
     if own is None or not os.access(f"{own}/cgroup.procs", os.W_OK, effective_ids=True):
         return CgroupName()
     return CgroupName(f"{own}/safepool-{run_id}")
+
+
+def is_delegated() -> bool:
+    """May this process make cgroups of its own, by the word of whoever made the one that it is in?
+
+    So it is in a run's own, in one that was handed to this user, and in one that systemd
+    has marked (Delegate=yes sets the attribute; systemd's CGROUP_DELEGATION.md). Root
+    can make them anywhere, but a supervisor that was not asked does not expect them.
+    """
+    own = directory_of()
+    if own is None:
+        return False
+    if any(_OURS.fullmatch(part) for part in own.split("/")):
+        return True
+    try:
+        if os.geteuid() and os.stat(own).st_uid == os.geteuid():
+            return True
+    except OSError:
+        return False
+    for name in ("trusted.delegate", "user.delegate"):
+        # No such attribute, or none may be read.
+        with suppress(OSError):
+            if os.getxattr(own, name) == b"1":
+                return True
+    return False
 
 
 def make(name: CgroupName) -> CgroupName:

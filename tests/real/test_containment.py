@@ -89,6 +89,37 @@ def processes(folder: Path) -> list[int]:
 # -- who is in it ---------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def wanted(jail: Jail) -> None:
+    """Root makes none unless it is asked to."""
+    jail.environment.setdefault("SAFEPOOL_CGROUP", "on")
+
+
+@needs_cgroup
+@needs_root
+def test_root_makes_one_by_itself_only_where_it_is_delegated(jail: Jail) -> None:
+    """Whoever made a cgroup and did not delegate it expects nobody to make more in it."""
+    del jail.environment["SAFEPOOL_CGROUP"]
+    source = (
+        OWNER
+        + """
+    if __name__ == "__main__":
+        pool = safepool.get_context("fork").Pool(1, grace=0.3)
+        from safepool.host import cgroup
+        say("home", cgroup.directory_of())
+        say("protected", str(pool.protection.cgroup))
+    """
+    )
+    jail.script(source)
+    assert jail.hear("protected")[0].text == "False"
+    try:
+        os.setxattr(jail.hear("home")[0].text, "trusted.delegate", b"1")
+    except OSError:
+        pytest.skip("this kernel keeps no attributes of cgroups")
+    jail.script(source)
+    assert jail.hear("protected", 2)[1].text == "True"
+
+
 @needs_cgroup
 def test_every_worker_is_inside_from_the_first_instruction(method: str, jail: Jail) -> None:
     """Workers, their replacements and processes; owner, sidecar and record-keeping are not."""

@@ -207,7 +207,7 @@ def test_who_is_left_in_the_end(case: tuple[str, str, Outcome]) -> None:
 @pytest.mark.parametrize("situation", ["launcher", "all"])
 def test_with_a_cgroup_what_has_no_witness_is_found(situation: str, jail: Jail) -> None:
     """In the run's own cgroup it stays, whatever it throws away."""
-    outcome = play(situation, "fork", jail, ["no_witness", "no_tag"], ())
+    outcome = play(situation, "fork", jail, ["no_witness", "no_tag"], ["env", "SAFEPOOL_CGROUP=on"])
     truth.until(lambda: not jail.pids() or situation == "all", "somebody is left", BOUND)
     assert not outcome.at_the_end
     assert "in the run's cgroup" in outcome.layers["no_witness"]
