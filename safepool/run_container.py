@@ -22,6 +22,7 @@ from safepool.bootstrap import nets
 from safepool.core.identity import CgroupName
 from safepool.core.record import RunRecord
 from safepool.core.values import replace
+from safepool.errors import ProtectionError
 from safepool.host import cgroup, container
 from safepool.in_flight import gate
 from safepool.loop import signals_blocked
@@ -32,8 +33,10 @@ CGROUP_VARIABLE = "SAFEPOOL_CGROUP"
 
 
 def is_wanted() -> bool:
-    """Is a run to have a cgroup, where one can be made?"""
+    """Is a run to have a cgroup, where one can be made? ProtectionError for a bad setting."""
     mode = os.environ.get(CGROUP_VARIABLE, "auto")
+    if mode not in ("auto", "on", "off"):
+        raise ProtectionError(f'{CGROUP_VARIABLE} must be "auto", "on" or "off", not {mode!r}')
     if mode == "off" or "cgroup" not in nets():
         return False
     return mode == "on" or cgroup.is_delegated()

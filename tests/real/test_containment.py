@@ -120,6 +120,14 @@ def test_root_makes_one_by_itself_only_where_it_is_delegated(jail: Jail) -> None
     assert jail.hear("protected", 2)[1].text == "True"
 
 
+def test_a_setting_that_makes_no_sense_is_an_error(jail: Jail) -> None:
+    """At the first use, with the words that are known."""
+    jail.environment["SAFEPOOL_CGROUP"] = "yes"
+    owner = jail.script(OWNER + "    safepool.SafePool(1)\n")
+    assert owner.wait() == 1
+    assert 'ProtectionError: SAFEPOOL_CGROUP must be "auto", "on" or "off"' in owner.errors()
+
+
 @needs_cgroup
 def test_every_worker_is_inside_from_the_first_instruction(method: str, jail: Jail) -> None:
     """Workers, their replacements and processes; owner, sidecar and record-keeping are not."""
