@@ -21,6 +21,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from safepool import in_flight
 from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_MESSAGE, WireError, decode, encode
 from safepool.errors import ProtectionError
@@ -60,7 +61,7 @@ class Monitor:
 
     def ensure_sidecar(self) -> None:
         """Start the thread and the sidecar, once. Raises ProtectionError."""
-        with self._lock:
+        with in_flight.gate.lock, self._lock:
             if not self._has_begun:
                 self._start_thread()
             self.sidecar.ensure()

@@ -4,7 +4,10 @@ A sidecar that was killed gets a successor at once; where the system refuses one
 descriptor, no process) it is tried again for a while. One that ends by itself before it
 was armed is broken, and so would the next be: then the run has failed.
 
-Safe in threads. Called by: the monitor, in its thread and in those of the program.
+Safe in threads. Whoever starts a sidecar takes the gate of the descriptors before any lock of
+a run: a thread that hands one over to the sidecar holds the gate and comes here with it.
+
+Called by: the monitor, in its thread and in those of the program.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from safepool import in_flight
 from safepool.core.wire import MAX_MESSAGE, decode, encode
 from safepool.errors import ProtectionError
 from safepool.latch import Latch
@@ -77,7 +81,7 @@ class SidecarKeeper:
 
     def ensure(self) -> None:
         """Start a sidecar if there is none. Raises ProtectionError; the next call tries again."""
-        with self._lock:
+        with in_flight.gate.lock, self._lock:
             if self.link is not None or self._retry_at is not None or self.failure:
                 return
             try:
@@ -187,7 +191,7 @@ class SidecarKeeper:
 
     def _replace(self) -> None:
         """Start a new sidecar; where that fails for now, try again soon."""
-        with self._lock:
+        with in_flight.gate.lock, self._lock:
             self._retry_at = None
             if self.link is not None or self._is_over:
                 return  # whoever needed one meanwhile has started it

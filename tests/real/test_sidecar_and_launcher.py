@@ -215,6 +215,71 @@ def test_launcher_and_sidecar_killed_leave_nothing_after_the_owner(method: str, 
     jail.assert_empty("all three killed in turn", BOUND)
 
 
+LOCKS = """
+    import threading
+    import traceback
+    import safepool
+    from safepool import in_flight, run
+
+    class Gate:
+        \"\"\"The gate's lock, which notes who waits for it with a lock of the run in hand.\"\"\"
+
+        def __init__(self):
+            self.lock = threading.RLock()
+            self.wrong = []
+
+        def acquire(self, *how, **named):
+            known = run._current
+            if known is not None and not self.lock._is_owned():
+                locks = known.monitor._lock, known.monitor.sidecar._lock
+                if any(lock._is_owned() for lock in locks):
+                    self.wrong.append("".join(traceback.format_stack()))
+            return self.lock.acquire(*how, **named)
+
+        def __enter__(self):
+            return self.acquire()
+
+        def __exit__(self, *reason):
+            self.lock.release()
+
+        def release(self):
+            self.lock.release()
+
+    if __name__ == "__main__":
+        in_flight.gate.lock = gate = Gate()
+        pool = safepool.get_context(sys.argv[1]).Pool(2, grace=0.5)
+        for line in sys.stdin:
+            if line.strip() == "parents":
+                say("parents", str(pool.apply(os.getppid)))
+            pool.map(abs, range(4))
+            say("worked")
+        say("wrong", " ".join(gate.wrong).replace(chr(10), " "))
+"""
+
+
+def test_nobody_waits_for_the_gate_with_a_lock_of_the_run(method: str, jail: Jail) -> None:
+    """A thread that hands a descriptor to the sidecar holds the gate and then needs the run's
+    locks; whoever comes the other way round stands against it for ever (it did, seldom)."""
+    owner = jail.script(LOCKS, method)
+    stdin = owner.process.stdin
+    assert stdin is not None
+    stdin.write(b"parents\n")
+    stdin.flush()
+    launcher = int(jail.hear("parents")[0].text)
+    (sidecar,) = truth.until(lambda: truth.sidecars(owner.pid), "no sidecar")
+    jail.hear("worked")
+    for number, pid in enumerate((sidecar, launcher), 2):
+        os.kill(pid, signal.SIGKILL)
+        owner.wait_for_error(str(pid))
+        stdin.write(b"map\n")
+        stdin.flush()
+        jail.hear("worked", number)
+    truth.until(lambda: [p for p in truth.sidecars(owner.pid) if p != sidecar], "not replaced")
+    stdin.close()
+    assert jail.hear("wrong")[0].text == ""
+    assert owner.wait() == 0, owner.errors()
+
+
 def test_a_full_disk_or_closed_stderr_stops_no_sweep(method: str, jail: Jail) -> None:
     """The sidecar's own output cannot be written: the sweep does its work all the same."""
     before = ["sh", "-c", 'exec "$@" >/dev/full 2>/dev/full', "sh"]
