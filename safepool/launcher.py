@@ -81,7 +81,7 @@ class LauncherConfig:
     ``idle_after``: seconds without a worker after which it leaves; None: it waits
     for the owner's word. ``one_shot``: it leaves after its first worker.
     ``open_files``: limits that workers get back; None: those of now. ``cgroup``: that of
-    the run; the launcher makes one in it for its workers.
+    the run, in which there is one for this launcher's workers.
     """
 
     launcher_id: int
