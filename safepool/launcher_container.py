@@ -28,7 +28,7 @@ class LauncherContainer:
     def __init__(self, run: CgroupName, launcher_id: int, *, stays_out: bool) -> None:
         self._run = run
         self._launcher_id = launcher_id
-        self._container = container.of_launcher(run, launcher_id, makes=True)
+        self._container = container.of_launcher(run, launcher_id)
         self._may_enter = self._container is not None and not stays_out
         self._is_inside = False
         self.enter_at: float | None = None

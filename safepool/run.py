@@ -88,7 +88,6 @@ class Run:
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
         self.cgroup = run_container.find(self.run_id)
-        run_container.warm_up(self.cgroup)
         self.began = ticks()
         with ExitStack() as undo:
             try:
@@ -171,11 +170,12 @@ class Run:
     ) -> LauncherLink:
         """Fork a launcher whose workers see the owner as it is now."""
         self._check_not_over()
-        run_container.warm_up(self.cgroup)
+        launcher_id = next(self._launcher_ids)
+        run_container.prepare(self.cgroup, launcher_id)
         # What the owner has not written out yet, each worker would write as well.
         util._flush_std_streams()  # type: ignore[attr-defined]
         config = LauncherConfig(
-            next(self._launcher_ids),
+            launcher_id,
             self.run_id,
             self.owner.pid,
             self.mark,
@@ -241,8 +241,8 @@ class Run:
                 f"{self.monitor.sidecar.failure}; workers of {method} come from the sidecar, so "
                 "there are none without it; fork can go on with degraded protection"
             )
-        run_container.warm_up(self.cgroup)
         launcher_id = next(self._launcher_ids)
+        run_container.prepare(self.cgroup, launcher_id)
         with ExitStack() as undo, in_flight.gate.lock:
             blob = write_settings(gather_settings(method, idle_after))
             undo.callback(os.close, blob)

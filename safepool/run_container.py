@@ -65,14 +65,20 @@ _warming = -1
 """The descriptor through which a thread warms up now."""
 
 
-def warm_up(name: CgroupName) -> None:
-    """Begin the kernel's wait before the first move, at the side; returns at once.
+def prepare(name: CgroupName, launcher_id: int) -> None:
+    """Make the cgroup of a launcher, and begin at the side what its first worker waits for.
 
-    Nothing is moved: the thread asks for itself to be where it is. Safe in threads.
+    In this order: who waits for the move holds the lock that is needed to make one. What
+    is refused is found missing by the launcher. Safe in threads.
     """
+    if name.inode:
+        container.make_for_launcher(name, launcher_id)
+        _begin_warming(name)
+
+
+def _begin_warming(name: CgroupName) -> None:
+    """Nothing is moved: the thread asks for itself to be where it is."""
     global _warming
-    if not name.path:
-        return
     with gate.lock:
         if _warming >= 0:
             return

@@ -3,7 +3,7 @@
 ::
 
     …/the owner's own cgroup/safepool-RUN        made by the owner
-                             └── launcher-N      made by launcher N; its workers live here
+                             └── launcher-N      made for launcher N; its workers live here
 
 Where none can be made (no cgroup2 mount, read-only, no permission, a threaded
 cgroup) ``place`` and ``make`` say so by an empty name, and nothing changes. What is

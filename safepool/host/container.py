@@ -131,8 +131,17 @@ class Container:
         select.select([], [], [], min(patience, _NEXT_TRY))
 
 
-def of_launcher(run: CgroupName, launcher_id: int, *, makes: bool = False) -> Container | None:
-    """Open, or make, the cgroup for the workers of a launcher; None where that is refused.
+def make_for_launcher(run: CgroupName, launcher_id: int) -> None:
+    """Make the cgroup for the workers of a launcher, in that of the run, if it is allowed."""
+    container = Container.open(run)
+    if container is not None:
+        with suppress(OSError):
+            os.mkdir(f"launcher-{launcher_id}", dir_fd=container.fd)
+        container.close()
+
+
+def of_launcher(run: CgroupName, launcher_id: int) -> Container | None:
+    """Open the cgroup for the workers of a launcher; None where there is none.
 
     The caller closes it.
     """
@@ -141,8 +150,6 @@ def of_launcher(run: CgroupName, launcher_id: int, *, makes: bool = False) -> Co
         return None
     try:
         name = f"launcher-{launcher_id}"
-        if makes:
-            os.mkdir(name, dir_fd=container.fd)
         fd = os.open(name, _DIRECTORY, dir_fd=container.fd)
         return Container(f"{run.path}/{name}", fd)
     except OSError:
