@@ -139,7 +139,8 @@ def unwedge(kernel: Kernel, process: Process) -> None:
 def become_root(kernel: Kernel, process: Process) -> None:
     """Exec a set-user-ID program: signals are refused, PDEATHSIG is cleared."""
     if kernel.can_run(process):
-        process.is_forbidden, process.dies_with_parent = True, False
+        process.is_forbidden = process.was_forbidden = True
+        process.dies_with_parent = False
 
 
 def adopt(kernel: Kernel, process: Process) -> None:
@@ -157,6 +158,30 @@ def let_go(kernel: Kernel, process: Process) -> None:
         kernel.setsid(child)
 
 
+def drop_privileges(kernel: Kernel, process: Process) -> None:
+    """What a server does that began as root: signals reach it again."""
+    if kernel.can_run(process):
+        process.is_forbidden = False
+
+
+def be_replaced(kernel: Kernel, process: Process) -> None:
+    """Exit and be reaped, and a stranger gets the number."""
+    parent = process.parent
+    if parent is not None and kernel.can_run(process) and kernel.can_run(parent):
+        kernel.exit(process)
+        kernel.reap(parent)
+        kernel.fork(kernel.init, pid=process.pid)
+
+
+def replace_a_stranger(kernel: Kernel, process: Process) -> None:
+    """Fork, with the number of a stranger who has left children behind."""
+    parents = [one for one in kernel.children(kernel.init) if kernel.children(one)]
+    if parents and kernel.can_run(process):
+        stranger = max(parents, key=lambda parent: parent.pid)
+        kernel.exit(stranger)
+        kernel.fork(process, pid=stranger.pid)
+
+
 def be_killed(kernel: Kernel, process: Process) -> None:
     """The OOM killer."""
     kernel.signal(process, "SIGKILL", by_kernel=True)
@@ -166,7 +191,7 @@ MOVES: dict[str, Move] = {
     move.__name__: move
     for move in (
         fork, fork_with_the_pid_just_freed, leave, daemonize, run_a_program, scrub, reset_limits,
-        join_another_run, change_session, stop, wedge, unwedge, become_root, adopt, let_go,
-        be_killed,
+        join_another_run, change_session, stop, wedge, unwedge, become_root, drop_privileges,
+        adopt, let_go, be_replaced, replace_a_stranger, be_killed,
     )
 }  # fmt: skip

@@ -52,6 +52,9 @@ class Cast:
         self.bystanders[0].tag, self.bystanders[0].mark = tag_of(RUN, 1), extend(None, RUN, 1)
         self.bystanders[1].tag = tag_of(OTHER_RUN, 1)
         self.next_sidecar = self._start(shell)
+        # Its child has the lower number, so a look shows the child first.
+        family = self._start(kernel.init, pid=40)
+        self.bystanders += [family, self._start(family, pid=30)]
         self.owner = self._start(shell)
         self.sidecar = self._start(self.owner)
         self.sidecar.is_subreaper = True
@@ -183,9 +186,9 @@ class Cast:
             self.bystanders.append(stranger)
         return stranger
 
-    def _start(self, parent: Process) -> Process:
+    def _start(self, parent: Process, pid: int | None = None) -> Process:
         self.kernel.spend(0.02)
-        child = self.kernel.fork(parent)
+        child = self.kernel.fork(parent, pid)
         assert child is not None
         return child
 

@@ -15,6 +15,7 @@ Time passes with ``spend``; at each tick everybody who can run does what it is w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -53,6 +54,7 @@ class Process:
     is_careless: bool = False
     is_detached: bool = False
     is_forbidden: bool = False
+    was_forbidden: bool = False
     dies_with_parent: bool = False
 
     is_stopped: bool = False
@@ -60,6 +62,7 @@ class Process:
     was_wedged: bool = False
     is_dead: bool = False
     is_reaped: bool = False
+    died_at: float = math.inf
     moved_at: float = 0.0
     leaves_at: float | None = None
     pending: set[str] = field(default_factory=set)
@@ -112,7 +115,7 @@ class Kernel:
         child = self._enter(free[0], parent, parent.ancestors | {parent.serial})
         for name in ("group", "session", "cgroup", "tag", "environment", "mark", "habits",
                      "ignores_term", "drains_for", "is_careless", "is_detached",
-                     "is_forbidden"):  # fmt: skip
+                     "is_forbidden", "was_forbidden"):  # fmt: skip
             setattr(child, name, getattr(parent, name))
         return child
 
@@ -130,6 +133,7 @@ class Kernel:
         if process.is_dead:
             return
         process.is_dead, process.is_stopped, process.is_wedged = True, False, False
+        process.died_at = self.clock
         orphans = self.children(process)
         heir = self._subreaper_above(process)
         for orphan in orphans:

@@ -8,28 +8,64 @@ member may make any move. When the rules are through, every sweep is finished, t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from safepool.core.policy import StopPolicy
-from tests.sim.adversaries import HABITS, MOVES
+from safepool.core.lineage import detached_tag
+from tests.sim.adversaries import HABITS, MOVES, RUN
 from tests.sim.cast import View
 from tests.sim.copies import Copies
-from tests.sim.kernel import Process
+from tests.sim.kernel import Kernel, Process
 from tests.sim.play import Cue, Play, Sweeping
 from tests.sim.promises import Broken
 
 MOST_AT_ONCE = 2
 
+class Person(NamedTuple):
+    """A process that is there when the curtain rises: a child of that member, and how it is."""
+
+    parent: int
+    habit: str
+    manner: str
+    bears: str
+    is_careless: bool
+
+    def enter(self, kernel: Kernel, parent: Process) -> Process | None:
+        """Fork it; its habit begins when everybody is there."""
+        child = kernel.fork(parent)
+        if child is None or child.is_detached:
+            return child
+        child.ignores_term = self.manner == "ignores"
+        child.drains_for = 0.03 if self.manner == "drains" else 0.0
+        child.is_careless = self.is_careless
+        if "mark" in self.bears:
+            kernel.exec(child)
+        else:
+            child.environment = None
+        if "tag" not in self.bears:
+            child.tag = None
+        if self.manner == "detached":
+            child.is_detached, child.tag = True, detached_tag(RUN)
+        if self.manner == "stopped":
+            kernel.signal(child, "SIGSTOP")
+        return child
+
+
 indexes = st.integers(0, 30)
 moves = st.sampled_from(sorted(MOVES))
 cues = st.lists(st.tuples(st.integers(0, 12), moves, indexes), max_size=6)
 policies = st.builds(StopPolicy, st.sampled_from([0.0, 0.05, 0.4]), st.sampled_from([0.1, 0.4]))
+kinds = st.sampled_from(["launcher", "worker", "sidecar", "stray"])
 people = st.lists(
-    st.tuples(
+    st.builds(
+        Person,
         indexes,
-        st.sampled_from(sorted(HABITS)),
-        st.sampled_from(["willing", "willing", "ignores", "drains"]),
+        st.sampled_from(["sits", "sits", "sits", *sorted(HABITS)]),
+        st.sampled_from(["willing", "willing", "ignores", "drains", "stopped", "detached"]),
+        st.sampled_from(["", "tag", "mark", "tag and mark"]),
         st.booleans(),
     ),
     max_size=8,
@@ -41,6 +77,7 @@ class KillOrder(RuleBasedStateMachine):
 
     copies: Copies
     play: Play
+    finale: tuple[str, int, StopPolicy, list[Cue]]
     last_sign_of_life: int | None = None
     is_broken = False
 
@@ -48,21 +85,24 @@ class KillOrder(RuleBasedStateMachine):
         tick=st.sampled_from([0.0002, 0.001, 0.005]),
         is_spawned=st.booleans(),
         people=people,
+        finale=st.tuples(kinds, indexes, policies, cues),
     )
     def raise_curtain(
-        self, tick: float, is_spawned: bool, people: list[tuple[int, str, str, bool]]
+        self,
+        tick: float,
+        is_spawned: bool,
+        people: list[Person],
+        finale: tuple[str, int, StopPolicy, list[Cue]],
     ) -> None:
         """Owner, sidecar, launcher, two workers, and what those have started."""
         self.play = Play(self.copies, tick=tick, is_spawned=is_spawned)
+        self.finale = finale
         started = []
-        for parent, habit, manner, is_careless in people:
-            members = self.play.members()
-            child = self.play.kernel.fork(members[parent % len(members)])
-            if child is not None:
-                child.ignores_term = manner == "ignores"
-                child.drains_for = 0.03 if manner == "drains" else 0.0
-                child.is_careless = is_careless
-                started.append((child, habit))
+        for person in people:
+            members = [one for one in self.play.members() if self.play.kernel.can_run(one)]
+            child = person.enter(self.play.kernel, members[person.parent % len(members)])
+            if child is not None and not child.is_detached:
+                started.append((child, person.habit))
         for child, habit in started:
             child.habits = HABITS[habit]
 
@@ -104,12 +144,15 @@ class KillOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.play.active()) < MOST_AT_ONCE)
     @rule(
-        kind=st.sampled_from(["launcher", "worker", "sidecar", "stray"]),
+        kind=kinds,
         who=indexes,
         policy=policies,
     )
     def a_sweep_begins(self, kind: str, who: int, policy: StopPolicy) -> None:
         """The second may be of the same kind, or of any other."""
+        self._begin(kind, who, policy)
+
+    def _begin(self, kind: str, who: int, policy: StopPolicy) -> None:
         view = self._view(kind, who)
         if view is not None and self.play.kernel.can_run(view.me):
             self.play.begin(view, policy)
@@ -156,7 +199,9 @@ class KillOrder(RuleBasedStateMachine):
     def _finish(self) -> None:
         for sweeping in self.play.active():
             sweeping.host.is_starved = False
-        self.play.finish()
+        kind, who, policy, cues = self.finale
+        self._begin(kind, who, policy)
+        self.play.finish(cues)
         last = self._sweep_the_rest()
         for process in self.play.kernel.living():
             was_held = any(

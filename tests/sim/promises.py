@@ -61,6 +61,7 @@ class Judge:
         self.looks_without_news = 0
         self.met: dict[Process, float] = {}
         self.turns: defaultdict[Process, int] = defaultdict(int)
+        self.seen_stopped: set[Process] = set()
         self.sent: defaultdict[Process, list[Sent]] = defaultdict(list)
         self.spared = {self.view.me, *self._processes(view.target.spare), kernel.init}
 
@@ -78,6 +79,8 @@ class Judge:
                 self.looks_without_news = 0
             if self.half <= now < self.forced and not is_helper_tag(self._row(process).tag):
                 self.turns[process] += 1
+                if self._row(process).state == "T":
+                    self.seen_stopped.add(process)
 
     def on_send(self, process: Process, sig: str) -> None:
         """Hold one signal against the promises, at the moment before it is delivered."""
@@ -117,6 +120,9 @@ class Judge:
             is_asked = self.turns[process] and not self.is_disturbed
             if is_asked and all(old.sig != "SIGTERM" for old in past):
                 raise Broken("asked before it is forced", f"{sig} to {process}")
+            is_woken = process not in self.seen_stopped or self.is_disturbed
+            if not is_woken and all(old.sig != "SIGCONT" for old in past):
+                raise Broken("who is stopped is woken to hear it", f"{sig} to {process}")
 
     @staticmethod
     def _goes_forward(process: Process, sig: str, past: list[Sent]) -> None:
@@ -171,17 +177,35 @@ class Judge:
                 if not (report.stuck and (is_late or self.is_disturbed)):
                     raise Broken("nothing is left alive but what is reported", f"{process}")
         self._had_reason(stuck)
+        self._gives_reasons(report)
         if self.is_prompt and report.finished_at > self.ends + LOOK:
             late = report.finished_at - self.ends
             raise Broken("every sweep ends in time", f"{late:.3f} s after its deadline")
 
     def _had_reason(self, stuck: Iterable[Process]) -> None:
+        """Who is stuck was alive in the last look, and got its SIGKILL if there was time."""
         is_wild = any(MULTIPLYING.intersection(one.habits) for one in self.kernel.everybody)
-        if is_wild or self.is_disturbed or not self.is_prompt:
-            return
+        late = self.ends - self.policy.kill_timeout / 4
         for process in stuck:
-            if not process.is_dead and not process.was_wedged and not process.is_forbidden:
+            if process.died_at < self.look_began:
+                raise Broken("zombies are dead", f"{process} is reported as stuck")
+            if self.is_disturbed or not self.is_prompt:
+                continue
+            past = self.sent.get(process, [])
+            was_met = self.met.get(process, self.ends) < late
+            if was_met and all(old.sig != "SIGKILL" for old in past):
+                raise Broken("what is left is killed", f"{process} got only {past}")
+            is_able = not (process.is_dead or process.was_wedged or process.was_forbidden)
+            if is_able and not is_wild:
                 raise Broken("what can be ended is ended", f"{process} is reported as stuck")
+
+    def _gives_reasons(self, report: SweepReport) -> None:
+        for one in report.stuck:
+            (process,) = self._processes([one.incarnation])
+            past = self.sent.get(process, [])
+            is_denied = bool(past) and past[-1].outcome == "denied"
+            if is_denied and not self.is_disturbed and "permission" not in one.reason:
+                raise Broken("the report says why", f"{process}: {one.reason}")
 
     def _should_be_gone(self, process: Process) -> bool:
         if process in self.spared or process.is_detached or not self.view.means(process):
