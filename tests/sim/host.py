@@ -215,8 +215,10 @@ class SimHost:
 
     def _call(self, *, needs_descriptor: bool = True) -> None:
         """Take the time of one system call, in which others move; EMFILE when starved."""
+        self.kernel.caller = self.me
         self.meanwhile()
         self.kernel.spend(CALL)
+        self.kernel.caller = None
         if needs_descriptor and self.is_starved:
             raise OSError(errno.EMFILE, "no descriptor is free")
 

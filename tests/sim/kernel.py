@@ -90,6 +90,8 @@ class Kernel:
         self.table: dict[int, Process] = {}
         self.frozen: set[str] = set()
         self.freed: list[int] = []
+        self.caller: Process | None = None
+        """Who makes a system call just now: it has one thread, so it does nothing else."""
         self._next_tick = self.clock + tick
         self._last_pid = PIDS[0] - 1
         self._last_start: dict[int, int] = {}
@@ -235,7 +237,7 @@ class Kernel:
     def _act(self) -> None:
         """Everybody who can run does one thing; parents reap."""
         for process in list(self.table.values()):
-            if not self.can_run(process):
+            if not self.can_run(process) or process is self.caller:
                 continue
             if process.leaves_at is not None and process.leaves_at <= self.clock:
                 self.exit(process)

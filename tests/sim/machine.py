@@ -54,9 +54,11 @@ class Person(NamedTuple):
         return child
 
 
-indexes = st.integers(0, 30)
+# Not `st.integers`: that also tries numbers which it has found in the code, so the examples
+# would change with every file.
+indexes = st.sampled_from(range(31))
 moves = st.sampled_from(sorted(MOVES))
-cues = st.lists(st.tuples(st.integers(0, 12), moves, indexes), max_size=6)
+cues = st.lists(st.tuples(st.sampled_from(range(13)), moves, indexes), max_size=6)
 policies = st.builds(StopPolicy, st.sampled_from([0.0, 0.05, 0.4]), st.sampled_from([0.1, 0.4]))
 kinds = st.sampled_from(["launcher", "worker", "sidecar", "stray"])
 people = st.lists(

@@ -202,7 +202,7 @@ class Judge:
     def _gives_reasons(self, report: SweepReport) -> None:
         for one in report.stuck:
             (process,) = self._processes([one.incarnation])
-            past = self.sent.get(process, [])
+            past = [old for old in self.sent.get(process, []) if old.at < self.look_began]
             is_denied = bool(past) and past[-1].outcome == "denied"
             if is_denied and not self.is_disturbed and "permission" not in one.reason:
                 raise Broken("the report says why", f"{process}: {one.reason}")
