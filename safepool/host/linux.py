@@ -10,6 +10,8 @@ to be cheap also with a thousand processes.
   only sure while no child ends. So a list is read again when one of its children
   has vanished, and that of the top once more at the end, since orphans arrive there
   during the walk. A kernel without these files gets a walk over all of /proc.
+* All of /proc is listed again until nobody new is in it: what forks and exits while the
+  rows are read was in the first list under a number that has nobody by now.
 * Reading a command line or an environment waits for the memory map of the process.
   One in uninterruptible sleep may hold that for ever, so it is not asked.
 
@@ -118,8 +120,13 @@ class LinuxHost:
         """Return all visible processes; see the contract in the base module."""
         taken = self.now()
         rows = {}
-        for name in os.listdir("/proc"):
-            if name.isdecimal():
+        listed: set[str] = set()
+        for _ in range(_REREADS):
+            new = [name for name in os.listdir("/proc") if name.isdecimal() and name not in listed]
+            if not new:
+                break
+            listed.update(new)
+            for name in new:
                 row = self.row(int(name))
                 if row is not None:
                     rows[row.pid] = self._with_witnesses(row) if tags and row.is_alive else row

@@ -86,23 +86,18 @@ class SimHost:
     def look_all(self, *, tags: bool) -> Snapshot:
         taken = self.now()
         rows: dict[int, ProcessRow] = {}
+        listed: set[int] = set()
         for _ in range(REREADS):
-            is_sure = True
-            for pid in self._list_pids():
-                if pid in rows:
-                    continue
+            new = self._list_pids() - listed
+            if not new:
+                break
+            listed |= new
+            for pid in sorted(new):
                 row = self.row(pid)
                 if row is not None and tags and row.is_alive:
                     row = replace(row, tag=self.read_tag(pid), mark=self._mark_of(row))
-                    # Without witnesses it is a stranger, unless it died before they were read.
-                    if row.tag is None and row.mark is None and pid not in self.kernel.table:
-                        row = None
-                if row is None:
-                    is_sure = False
-                else:
+                if row is not None:
                     rows[pid] = row
-            if is_sure:
-                break
         return Snapshot(rows, taken)
 
     def row(self, pid: int) -> ProcessRow | None:
@@ -144,9 +139,9 @@ class SimHost:
     def _mark_of(self, row: ProcessRow) -> str | None:
         return None if row.state == "D" else self.read_mark(row.pid)
 
-    def _list_pids(self) -> list[int]:
+    def _list_pids(self) -> set[int]:
         self._call()
-        return sorted(self.kernel.table)
+        return set(self.kernel.table)
 
     def _list_children(self, pid: int) -> list[int]:
         self._call()
