@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import safepool
-from tests.sim.promises import Broken
+from tests.sim.promises import BrokenPromiseError
 
 PACKAGE = Path(safepool.__file__).parent
 COPIED = ("safepool.core.membership", "safepool.core.planner", "safepool.sweeper")
@@ -50,7 +50,7 @@ class Copies:
     def _listen(self, state: Any, snapshot: Any, now: float) -> Any:
         step = self._advance(state, snapshot, now)
         if self._advance(state, snapshot, now) != step:
-            raise Broken("the same input gives the same step", f"{state}, {snapshot}")
+            raise BrokenPromiseError("the same input gives the same step", f"{state}, {snapshot}")
         self.listener(snapshot, now, step)
         return step
 
@@ -72,7 +72,9 @@ def _copy(name: str, faults: Sequence[Fault], copies: Mapping[str, ModuleType]) 
         if wanted in copies and names:
             return copies[wanted]
         real = builtins.__import__(wanted, space, local, names, level)
-        inner = {one: copies[f"{wanted}.{one}"] for one in names or () if f"{wanted}.{one}" in copies}
+        inner = {
+            one: copies[f"{wanted}.{one}"] for one in names or () if f"{wanted}.{one}" in copies
+        }
         return SimpleNamespace(**{**vars(real), **inner}) if inner else real
 
     module = ModuleType(name)

@@ -83,7 +83,7 @@ class SimHost:
             rows[row.pid] = replace(row, tag=tag, mark=mark)
         return Snapshot(rows, taken)
 
-    def look_all(self, *, tags: bool) -> Snapshot:
+    def look_all(self, *, tags: bool, since: int = 0) -> Snapshot:
         taken = self.now()
         rows: dict[int, ProcessRow] = {}
         listed: set[int] = set()
@@ -94,7 +94,7 @@ class SimHost:
             listed |= new
             for pid in sorted(new):
                 row = self.row(pid)
-                if row is not None and tags and row.is_alive:
+                if row is not None and tags and row.is_alive and row.start >= since:
                     row = replace(row, tag=self.read_tag(pid), mark=self._mark_of(row))
                 if row is not None:
                     rows[pid] = row

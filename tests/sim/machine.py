@@ -13,16 +13,17 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from safepool.core.policy import StopPolicy
 from safepool.core.lineage import detached_tag
+from safepool.core.policy import StopPolicy
 from tests.sim.adversaries import HABITS, MOVES, RUN
 from tests.sim.cast import View
 from tests.sim.copies import Copies
 from tests.sim.kernel import Kernel, Process
 from tests.sim.play import Cue, Play, Sweeping
-from tests.sim.promises import Broken
+from tests.sim.promises import BrokenPromiseError
 
 MOST_AT_ONCE = 2
+
 
 class Person(NamedTuple):
     """A process that is there when the curtain rises: a child of that member, and how it is."""
@@ -211,12 +212,12 @@ class KillOrder(RuleBasedStateMachine):
                 for one in each.judge.sent.get(process, ())
             )  # fmt: skip
             if process.is_stopped and was_held and not last.judge.is_lost(process):
-                raise Broken("nothing stays stopped", f"{process}")
+                raise BrokenPromiseError("nothing stays stopped", f"{process}")
         if last.report is not None and not last.report.stuck:
             again = self._sweep_the_rest()
             assert again.report is not None
             if again.judge.sent or again.report.ended:
-                raise Broken("running it again changes nothing", f"{dict(again.judge.sent)}")
+                raise BrokenPromiseError("running it again changes nothing", f"{dict(again.judge.sent)}")
 
     def _sweep_the_rest(self) -> Sweeping:
         view = self._view("sidecar", 0) or self._view("next run", 0)

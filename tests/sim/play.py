@@ -18,7 +18,7 @@ from tests.sim.cast import Cast, View, name_of
 from tests.sim.copies import Copies
 from tests.sim.host import SimHost
 from tests.sim.kernel import Kernel, Process
-from tests.sim.promises import Broken, Judge
+from tests.sim.promises import BrokenPromiseError, Judge
 
 MOST_STEPS = 4000
 PROMPT = 0.02
@@ -72,7 +72,10 @@ class Sweeping:
         if self.host.is_starved:
             self.judge.is_disturbed = True
         self.copies.listener = self.judge.on_step
+        looks = self.judge.looks
         self.sweep.advance()
+        if self.judge.looks == looks:
+            self.judge.blind_until = self.sweep.wake_at
         if self.report is not None:
             self.close()
             self.judge.on_report(self.report)
@@ -141,7 +144,7 @@ class Play:
             self._wait(min(one.sweep.wake_at for one in awake))
             self._advance_all()
         else:
-            raise Broken("every sweep ends in time", f"not after {MOST_STEPS} steps")
+            raise BrokenPromiseError("every sweep ends in time", f"not after {MOST_STEPS} steps")
         self.cues = []
 
     def close(self) -> None:
