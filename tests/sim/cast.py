@@ -202,8 +202,9 @@ class Cast:
 def bears(process: Process, number: int | None = None) -> bool:
     """Does it show the run's tag or mark (and the worker's number), as far as can be read?"""
     tag = process.tag
-    tells_run = tag is not None and is_tag_of_run(tag, RUN)
-    if tells_run and (number is None or plain_tag(tag or 0) == tag_of(RUN, number)):
-        return True
+    if tag is not None and is_tag_of_run(tag, RUN):
+        is_of_worker = number is None or plain_tag(tag) == tag_of(RUN, number)
+        if is_of_worker:
+            return True
     # What sleeps uninterruptibly is not asked for its environment.
     return not process.was_wedged and is_mark_of(process.mark, RUN, number)

@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import safepool
-from tests.sim.promises import BrokenPromiseError
+from tests.sim.promises import PromiseError
 
 PACKAGE = Path(safepool.__file__).parent
 COPIED = ("safepool.core.membership", "safepool.core.planner", "safepool.sweeper")
@@ -50,7 +50,7 @@ class Copies:
     def _listen(self, state: Any, snapshot: Any, now: float) -> Any:
         step = self._advance(state, snapshot, now)
         if self._advance(state, snapshot, now) != step:
-            raise BrokenPromiseError("the same input gives the same step", f"{state}, {snapshot}")
+            raise PromiseError("the same input gives the same step", f"{state}, {snapshot}")
         self.listener(snapshot, now, step)
         return step
 

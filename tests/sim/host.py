@@ -60,6 +60,7 @@ class SimHost:
         self.kernel = kernel
         self.me = me
         self.is_starved = False
+        self.handles: list[SimHandle] = []
         self.has_children_files = True
         self.meanwhile: Callable[[], None] = lambda: None
         self.on_send: Callable[[Process, str], None] = lambda process, sig: None
@@ -192,7 +193,8 @@ class SimHost:
         process = self.kernel.table.get(incarnation.pid)
         if process is None or process.is_dead or process.start != incarnation.start:
             return NoHandle.GONE
-        return SimHandle(process)
+        self.handles.append(SimHandle(process))
+        return self.handles[-1]
 
     def send(self, handle: Handle, sig: Sig) -> Sending:
         assert isinstance(handle, SimHandle)

@@ -90,6 +90,7 @@ class Kernel:
         self.table: dict[int, Process] = {}
         self.frozen: set[str] = set()
         self.freed: list[int] = []
+        self.zombies = 0
         self.caller: Process | None = None
         """Who makes a system call just now: it has one thread, so it does nothing else."""
         self._next_tick = self.clock + tick
@@ -104,7 +105,7 @@ class Kernel:
 
         ``pid`` asks for one number, to hand out again what was freed just now.
         """
-        if not self.can_run(parent):
+        if len(self.table) > len(PIDS) or not self.can_run(parent):
             return None
         start = self.ticks()
         free = [n for n in self._circle(pid) if n not in self.table]
@@ -136,6 +137,7 @@ class Kernel:
             return
         process.is_dead, process.is_stopped, process.is_wedged = True, False, False
         process.died_at = self.clock
+        self.zombies += 1
         orphans = self.children(process)
         heir = self._subreaper_above(process)
         for orphan in orphans:
@@ -154,6 +156,7 @@ class Kernel:
         for child in self.children(parent):
             if child.is_dead:
                 child.is_reaped = True
+                self.zombies -= 1
                 del self.table[child.pid]
                 self.freed.append(child.pid)
 
@@ -242,7 +245,7 @@ class Kernel:
             if process.leaves_at is not None and process.leaves_at <= self.clock:
                 self.exit(process)
                 continue
-            if not process.is_careless:
+            if self.zombies and not process.is_careless:
                 self.reap(process)
             for habit in process.habits:
                 if self.can_run(process):

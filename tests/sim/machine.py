@@ -20,7 +20,7 @@ from tests.sim.cast import View
 from tests.sim.copies import Copies
 from tests.sim.kernel import Kernel, Process
 from tests.sim.play import Cue, Play, Sweeping
-from tests.sim.promises import BrokenPromiseError
+from tests.sim.promises import PromiseError
 
 MOST_AT_ONCE = 2
 
@@ -212,12 +212,12 @@ class KillOrder(RuleBasedStateMachine):
                 for one in each.judge.sent.get(process, ())
             )  # fmt: skip
             if process.is_stopped and was_held and not last.judge.is_lost(process):
-                raise BrokenPromiseError("nothing stays stopped", f"{process}")
+                raise PromiseError("nothing stays stopped", f"{process}")
         if last.report is not None and not last.report.stuck:
             again = self._sweep_the_rest()
             assert again.report is not None
             if again.judge.sent or again.report.ended:
-                raise BrokenPromiseError("running it again changes nothing", f"{dict(again.judge.sent)}")
+                raise PromiseError("running it again changes nothing", f"{dict(again.judge.sent)}")
 
     def _sweep_the_rest(self) -> Sweeping:
         view = self._view("sidecar", 0) or self._view("next run", 0)

@@ -18,7 +18,7 @@ from tests.sim.cast import Cast, View, name_of
 from tests.sim.copies import Copies
 from tests.sim.host import SimHost
 from tests.sim.kernel import Kernel, Process
-from tests.sim.promises import BrokenPromiseError, Judge
+from tests.sim.promises import Judge, PromiseError
 
 MOST_STEPS = 4000
 PROMPT = 0.02
@@ -84,6 +84,8 @@ class Sweeping:
         """The sweep is over, or its process was killed: the kernel closes what it had open."""
         self.is_over = True
         self.sweep.close()
+        for handle in self.host.handles:
+            handle.close()
 
 
 class Play:
@@ -144,7 +146,7 @@ class Play:
             self._wait(min(one.sweep.wake_at for one in awake))
             self._advance_all()
         else:
-            raise BrokenPromiseError("every sweep ends in time", f"not after {MOST_STEPS} steps")
+            raise PromiseError("every sweep ends in time", f"not after {MOST_STEPS} steps")
         self.cues = []
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ The judge knows the truth of the simulated kernel: who was started by whom, who 
 Of the sweep it knows what anybody can see: the looks, the signals, the report. It never
 asks the code under test who belongs.
 
-A broken promise is a :class:`BrokenPromiseError` with the promise's name, so that a test can tell
+A broken promise is a :class:`PromiseError` with the promise's name, so that a test can tell
 which one has caught a fault.
 """
 
@@ -28,7 +28,7 @@ LOOK = 0.05
 """Seconds that one look at a full table can take, with its signals."""
 
 
-class BrokenPromiseError(AssertionError):
+class PromiseError(AssertionError):
     """A promise that was not kept."""
 
     def __init__(self, promise: str, story: str) -> None:
@@ -108,44 +108,46 @@ class Judge:
 
     def _is_ours(self, process: Process, sig: str) -> None:
         if process.pid <= 1 or process in self.spared:
-            raise BrokenPromiseError("never self, the owner, pid 1", f"{sig} to {process}")
+            raise PromiseError("never self, the owner, pid 1", f"{sig} to {process}")
         if process.is_detached and process.born_at < self.look_began:
-            raise BrokenPromiseError("a detached process is left alone", f"{sig} to {process}")
+            raise PromiseError("a detached process is left alone", f"{sig} to {process}")
         if not self.view.means(process):
-            raise BrokenPromiseError("nobody else is signalled", f"{sig} to {process}")
+            raise PromiseError("nobody else is signalled", f"{sig} to {process}")
         if not self._is_shown(process):
-            raise BrokenPromiseError("only verified incarnations", f"{sig} to {process}, which no look showed")
+            raise PromiseError(
+                "only verified incarnations", f"{sig} to {process}, which no look showed"
+            )
 
     def _is_in_time(self, process: Process, sig: str, past: list[Sent]) -> None:
         now = self.kernel.clock
         if sig in ("SIGSTOP", "SIGKILL"):
             if now < self.forced:
-                raise BrokenPromiseError("no force before the grace is over", f"{sig} to {process}")
+                raise PromiseError("no force before the grace is over", f"{sig} to {process}")
             is_asked = self.turns[process] and not self.is_disturbed
             if is_asked and all(old.sig != "SIGTERM" for old in past):
-                raise BrokenPromiseError("asked before it is forced", f"{sig} to {process}")
+                raise PromiseError("asked before it is forced", f"{sig} to {process}")
             is_woken = process not in self.seen_stopped or self.is_disturbed
             if not is_woken and all(old.sig != "SIGCONT" for old in past):
-                raise BrokenPromiseError("who is stopped is woken to hear it", f"{sig} to {process}")
+                raise PromiseError("who is stopped is woken to hear it", f"{sig} to {process}")
 
     @staticmethod
     def _goes_forward(process: Process, sig: str, past: list[Sent]) -> None:
         took = [old for old in past if old.outcome == "sent"]
         is_release = sig == "SIGCONT" and past and past[-1].outcome == "denied"
         if not is_release and any(RANK[old.sig] > RANK[sig] for old in took):
-            raise BrokenPromiseError("escalation never goes back", f"{sig} to {process} after {past}")
+            raise PromiseError("escalation never goes back", f"{sig} to {process} after {past}")
         if any(old.sig == sig for old in took):
-            raise BrokenPromiseError("each signal once", f"{sig} to {process} after {past}")
+            raise PromiseError("each signal once", f"{sig} to {process} after {past}")
 
     def _asks_parents_first(self, process: Process) -> None:
         parent = self._parent_of(process)
         if parent is None or is_helper_tag(self._row(parent).tag):
             return
         if all(old.sig != "SIGTERM" for old in self.sent[parent]):
-            raise BrokenPromiseError("parents are asked first", f"{process} before {parent}")
+            raise PromiseError("parents are asked first", f"{process} before {parent}")
         is_root = name_of(process) in self.view.target.roots
         if self.look_ended < self.half and not is_root:
-            raise BrokenPromiseError("parents may drain", f"{process} was asked while {parent} was there")
+            raise PromiseError("parents may drain", f"{process} was asked while {parent} was there")
 
     def _was_held(self, process: Process, past: list[Sent]) -> None:
         if self.look_ended >= self.forced + self.policy.kill_timeout / 2:
@@ -153,15 +155,15 @@ class Judge:
         if past and past[-1].outcome == "denied":
             return
         if all(old.sig != "SIGSTOP" for old in past):
-            raise BrokenPromiseError("held before it is killed", f"{process} got only {past}")
+            raise PromiseError("held before it is killed", f"{process} got only {past}")
         if self.looks_without_news < 2:
-            raise BrokenPromiseError("two looks without anybody new", f"{process} after one")
+            raise PromiseError("two looks without anybody new", f"{process} after one")
 
     def _kills_leaves_first(self, process: Process) -> None:
         for child in self._processes(row.incarnation for row in self.rows.values()):
             is_known = child in self.met and not child.is_dead and self._parent_of(child) is process
             if is_known and all(old.sig != "SIGKILL" for old in self.sent[child]):
-                raise BrokenPromiseError("leaves are killed first", f"{process} before its child {child}")
+                raise PromiseError("leaves are killed first", f"{process} before its child {child}")
 
     # -- at the end ----------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class Judge:
         stuck = self._processes(one.incarnation for one in report.stuck)
         for process in ended:
             if not process.is_dead and not process.is_detached:
-                raise BrokenPromiseError("who is reported as ended is dead", f"{process}")
+                raise PromiseError("who is reported as ended is dead", f"{process}")
         for process in self.kernel.living():
             if self._should_be_gone(process) and process not in stuck:
                 # What is born or moves while the last look is taken is for the next sweep, and
@@ -179,14 +181,14 @@ class Judge:
                 # done has looked twice, and must have missed nobody.
                 is_late = max(process.born_at, process.moved_at) > self.look_began
                 if not (report.stuck and (is_late or self.is_disturbed)):
-                    raise BrokenPromiseError("nothing is left alive but what is reported", f"{process}")
+                    raise PromiseError("nothing is left alive but what is reported", f"{process}")
         self._had_reason(stuck)
         self._gives_reasons(report)
         # One that could not look tries on, for a while, and then still needs a moment to kill.
         ends = max(self.ends, self.blind_until + LAST_WAIT)
         if self.is_prompt and report.finished_at > ends + LOOK:
             late = report.finished_at - ends
-            raise BrokenPromiseError("every sweep ends in time", f"{late:.3f} s after its deadline")
+            raise PromiseError("every sweep ends in time", f"{late:.3f} s after its deadline")
 
     def _had_reason(self, stuck: Iterable[Process]) -> None:
         """Who is stuck was alive in the last look, and got its SIGKILL if there was time."""
@@ -194,16 +196,16 @@ class Judge:
         late = self.ends - self.policy.kill_timeout / 4
         for process in stuck:
             if process.died_at < self.look_began:
-                raise BrokenPromiseError("zombies are dead", f"{process} is reported as stuck")
+                raise PromiseError("zombies are dead", f"{process} is reported as stuck")
             if self.is_disturbed or not self.is_prompt:
                 continue
             past = self.sent.get(process, [])
             was_met = self.met.get(process, self.ends) < late
             if was_met and all(old.sig != "SIGKILL" for old in past):
-                raise BrokenPromiseError("what is left is killed", f"{process} got only {past}")
+                raise PromiseError("what is left is killed", f"{process} got only {past}")
             is_able = not (process.is_dead or process.was_wedged or process.was_forbidden)
             if is_able and not is_wild:
-                raise BrokenPromiseError("what can be ended is ended", f"{process} is reported as stuck")
+                raise PromiseError("what can be ended is ended", f"{process} is reported as stuck")
 
     def _gives_reasons(self, report: SweepReport) -> None:
         for one in report.stuck:
@@ -211,7 +213,7 @@ class Judge:
             past = [old for old in self.sent.get(process, []) if old.at < self.look_began]
             is_denied = bool(past) and past[-1].outcome == "denied"
             if is_denied and not self.is_disturbed and "permission" not in one.reason:
-                raise BrokenPromiseError("the report says why", f"{process}: {one.reason}")
+                raise PromiseError("the report says why", f"{process}: {one.reason}")
 
     def _should_be_gone(self, process: Process) -> bool:
         if process in self.spared or process.is_detached or not self.view.means(process):

@@ -1,0 +1,220 @@
+"""The classic traps of ending process trees, each a short play with a fixed script.
+
+A scene plays with the copies that it is given and raises ``PromiseError`` when a promise is
+broken. The code as it is gets through all of them; faults are tried on them first. Where a
+trap is a matter of one instant, the scene is played once for each instant of the look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from safepool.core.policy import StopPolicy
+from tests.sim.adversaries import HABITS
+from tests.sim.cast import View
+from tests.sim.copies import Copies
+from tests.sim.kernel import Kernel, Process
+from tests.sim.play import Play
+from tests.sim.promises import PromiseError
+
+AT_ONCE = StopPolicy(0.0, 0.4)
+POLITE = StopPolicy(0.05, 0.4)
+MOST_CALLS = 40
+"""More than the calls of one look and of the opening of handles after it."""
+
+Scene = Callable[[Copies], None]
+
+
+def one_look_is_not_enough(copies: Copies) -> None:
+    """A process forks and exits between list and row, all through the first look: it sees only
+    the dead. A sweep that trusts one look leaks it."""
+    play = Play(copies)
+    runner, other = play.cast.workers
+    play.kernel.signal(other, "SIGKILL")
+    line = [runner]
+    sweeping = play.begin(play.cast.as_launcher(), AT_ONCE)
+
+    def hop() -> None:
+        if sweeping.judge.looks == 0 and len(line) < MOST_CALLS:
+            child = play.kernel.fork(line[-1])
+            if child is not None:
+                play.kernel.exit(line[-1])
+                line.append(child)
+
+    sweeping.host.meanwhile = hop
+    _end(play, *line)
+
+
+def a_supervisor_puts_back_what_it_loses(copies: Copies) -> None:
+    """Asked from the leaves up, it would start its child anew before it is asked itself."""
+    play = Play(copies)
+    supervisor = play.cast.workers[0]
+    child = _fork(play.kernel, supervisor)
+    supervisor.habits = HABITS["restarts"]
+    play.begin(play.cast.as_launcher(), POLITE)
+    _end(play, supervisor, child, *play.kernel.children(supervisor))
+
+
+def a_pid_is_handed_out_again(copies: Copies) -> None:
+    """A member is reaped between look and signal, and a stranger gets its number."""
+    for instant in range(MOST_CALLS):
+        play = Play(copies)
+        play.begin(play.cast.as_launcher(), AT_ONCE)
+        child = _fork(play.kernel, play.cast.workers[0])
+        play.cues = [(instant, "be_replaced", play.members().index(child))]
+        play.finish(play.cues)
+        strangers = [one for one in play.kernel.everybody if one.pid == child.pid]
+        _check(play, not strangers[-1].is_dead or strangers[-1] is child, "nobody else is ended")
+        play.close()
+
+
+def a_torn_look_makes_a_family(copies: Copies) -> None:
+    """A stranger's child is read, then the stranger exits and a member gets its number: the
+    look shows the child below the member."""
+    for instant in range(2 * MOST_CALLS):
+        play = Play(copies)
+        play.begin(play.cast.as_sidecar(), AT_ONCE)
+        play.finish([(instant, "replace_a_stranger", 0)])
+        _check(play, not play.cast.bystanders[-1].is_dead, "nobody else is ended")
+        play.close()
+
+
+def a_refusal_is_told(copies: Copies) -> None:
+    """A set-user-ID program takes no signal: the report says so."""
+    play = Play(copies)
+    play.cast.workers[0].is_forbidden = play.cast.workers[0].was_forbidden = True
+    play.begin(play.cast.as_launcher(), POLITE)
+    _end(play, play.cast.workers[1])
+
+
+def one_that_refuses_does_not_keep_the_rest_alive(copies: Copies) -> None:
+    """It is somebody new at every look and cannot be held: the others are killed in time."""
+    play = Play(copies)
+    root, other = play.cast.workers
+    root.is_forbidden = root.was_forbidden = True
+    root.habits = HABITS["hops"]
+    play.begin(play.cast.as_launcher(), AT_ONCE)
+    _end(play, other)
+
+
+def newcomers_do_not_put_the_end_off(copies: Copies) -> None:
+    """Who refuses signals forks every 50 ms: the time is that of the sweep, not of each."""
+    play = Play(copies)
+    root = play.cast.workers[0]
+    root.is_forbidden = root.was_forbidden = True
+    born = [root]
+
+    def fork_now_and_then(kernel: Kernel, me: Process) -> None:
+        if me is root and kernel.clock - born[-1].born_at > 0.05:
+            born.append(_fork(kernel, me))
+
+    root.habits = (fork_now_and_then,)
+    play.begin(play.cast.as_launcher(), AT_ONCE)
+    _end(play, play.cast.workers[1])
+
+
+def a_late_child_is_killed_too(copies: Copies) -> None:
+    """It is born when all others have got their SIGKILL, by one that refused it."""
+    play = Play(copies)
+    root = play.cast.workers[0]
+    root.is_forbidden = root.was_forbidden = True
+    play.begin(play.cast.as_launcher(), AT_ONCE)
+    play.run(0.1)
+    child = _fork(play.kernel, root)
+    child.is_forbidden = child.was_forbidden = False
+    _end(play, child)
+
+
+def deaths_are_no_look(copies: Copies) -> None:
+    """Descriptors run out; all known members die, and one of them has left a child."""
+    play = Play(copies)
+    root = play.cast.workers[0]
+    sweeping = play.begin(play.cast.as_launcher(), StopPolicy(0.4, 0.4))
+    root.ignores_term = True
+    play.run(0.02)
+    sweeping.host.is_starved = True
+    child = _fork(play.kernel, root)
+    for worker in play.cast.workers:
+        play.kernel.signal(worker, "SIGKILL", by_kernel=True)
+    play.run(0.1)
+    sweeping.host.is_starved = False
+    _end(play, child)
+
+
+def a_sweep_that_saw_nothing_in_time_still_kills(copies: Copies) -> None:
+    """Descriptors run out before the first look, until after the deadline."""
+    play = Play(copies)
+    sweeping = play.begin(play.cast.as_launcher(), StopPolicy(0.0, 0.1))
+    sweeping.host.is_starved = True
+    play.run(0.3)
+    sweeping.host.is_starved = False
+    _end(play, *play.cast.workers)
+
+
+def a_sweep_that_never_sees_ends(copies: Copies) -> None:
+    """Descriptors run out for good: it gives up after a while, signals nobody, and does not
+    call that a clean end."""
+    play = Play(copies)
+    sweeping = play.begin(play.cast.as_launcher(), StopPolicy(0.0, 0.1))
+    sweeping.host.is_starved = True
+    _end(play)
+    _check(play, not sweeping.judge.sent, "only verified incarnations")
+
+
+def the_next_sweep_lets_nobody_stay_stopped(copies: Copies) -> None:
+    """A sweeper is killed while all are held: they can do nothing until the next one comes."""
+    play = Play(copies)
+    view = play.cast.as_sidecar()
+    me, workers = play.cast.launcher, play.cast.workers
+    play.begin(play.cast.as_launcher(), AT_ONCE)
+    for _ in range(1000):
+        if all(worker.is_stopped for worker in workers):
+            break
+        play.run(play.kernel.tick / 20)
+    play.kernel.signal(me, "SIGKILL", by_kernel=True)
+    play.begin(view, POLITE)
+    _end(play, *workers)
+
+
+def two_sweep_at_once(copies: Copies) -> None:
+    """Launcher and sidecar end the same workers, one of them forks all the time."""
+    play = Play(copies)
+    play.cast.workers[0].habits = HABITS["forks"]
+    views: list[View] = [play.cast.as_launcher(), play.cast.as_sidecar()]
+    for view in views:
+        play.begin(view, POLITE)
+    _end(play, *play.cast.workers)
+
+
+SCENES: dict[str, Scene] = {
+    scene.__name__: scene
+    for scene in (
+        one_look_is_not_enough, a_supervisor_puts_back_what_it_loses, a_pid_is_handed_out_again,
+        a_torn_look_makes_a_family, a_refusal_is_told,
+        one_that_refuses_does_not_keep_the_rest_alive, newcomers_do_not_put_the_end_off,
+        a_late_child_is_killed_too, deaths_are_no_look,
+        a_sweep_that_saw_nothing_in_time_still_kills, a_sweep_that_never_sees_ends,
+        the_next_sweep_lets_nobody_stay_stopped, two_sweep_at_once,
+    )
+}  # fmt: skip
+
+
+def _fork(kernel: Kernel, parent: Process) -> Process:
+    child = kernel.fork(parent)
+    assert child is not None
+    return child
+
+
+def _check(play: Play, is_kept: bool, promise: str) -> None:
+    if not is_kept:
+        raise PromiseError(promise, f"{play.kernel.living()}")
+
+
+def _end(play: Play, *gone: Process) -> None:
+    """Finish all sweeps; then these processes are dead."""
+    try:
+        play.finish()
+        left = [process for process in gone if not process.is_dead]
+        _check(play, not left, "what can be ended is ended")
+    finally:
+        play.close()
