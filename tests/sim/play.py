@@ -75,7 +75,7 @@ class Sweeping:
         looks = self.judge.looks
         self.sweep.advance()
         if self.judge.looks == looks:
-            self.judge.blind_until = self.sweep.wake_at
+            self.judge.blind_until = self.sweep.wake_at or self.kernel.clock
         if self.report is not None:
             self.close()
             self.judge.on_report(self.report)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import is_helper_tag
-from safepool.core.planner import LAST_WAIT, Step, SweepReport
+from safepool.core.planner import BLIND_WAIT, LAST_WAIT, Step, SweepReport
 from safepool.core.policy import StopPolicy
 from tests.sim.adversaries import MULTIPLYING
 from tests.sim.cast import View, name_of
@@ -185,7 +185,7 @@ class Judge:
         self._had_reason(stuck)
         self._gives_reasons(report)
         # One that could not look tries on, for a while, and then still needs a moment to kill.
-        ends = max(self.ends, self.blind_until + LAST_WAIT)
+        ends = max(self.ends, min(self.blind_until, self.ends + BLIND_WAIT) + LAST_WAIT)
         if self.is_prompt and report.finished_at > ends + LOOK:
             late = report.finished_at - ends
             raise PromiseError("every sweep ends in time", f"{late:.3f} s after its deadline")

@@ -19,23 +19,20 @@ from tests.sim.promises import PromiseError
 
 AT_ONCE = StopPolicy(0.0, 0.4)
 POLITE = StopPolicy(0.05, 0.4)
-MOST_CALLS = 40
+MOST_CALLS = 60
 """More than the calls of one look and of the opening of handles after it."""
 
-Scene = Callable[[Copies], None]
 
-
-def one_look_is_not_enough(copies: Copies) -> None:
+def one_look_is_not_enough(play: Play) -> None:
     """A process forks and exits between list and row, all through the first look: it sees only
     the dead. A sweep that trusts one look leaks it."""
-    play = Play(copies)
     runner, other = play.cast.workers
     play.kernel.signal(other, "SIGKILL")
     line = [runner]
     sweeping = play.begin(play.cast.as_launcher(), AT_ONCE)
 
     def hop() -> None:
-        if sweeping.judge.looks == 0 and len(line) < MOST_CALLS:
+        if sweeping.judge.looks == 0 and len(line) < 30:
             child = play.kernel.fork(line[-1])
             if child is not None:
                 play.kernel.exit(line[-1])
@@ -45,9 +42,8 @@ def one_look_is_not_enough(copies: Copies) -> None:
     _end(play, *line)
 
 
-def a_supervisor_puts_back_what_it_loses(copies: Copies) -> None:
+def a_supervisor_puts_back_what_it_loses(play: Play) -> None:
     """Asked from the leaves up, it would start its child anew before it is asked itself."""
-    play = Play(copies)
     supervisor = play.cast.workers[0]
     child = _fork(play.kernel, supervisor)
     supervisor.habits = HABITS["restarts"]
@@ -55,41 +51,32 @@ def a_supervisor_puts_back_what_it_loses(copies: Copies) -> None:
     _end(play, supervisor, child, *play.kernel.children(supervisor))
 
 
-def a_pid_is_handed_out_again(copies: Copies) -> None:
+def a_pid_is_handed_out_again(play: Play, instant: int) -> None:
     """A member is reaped between look and signal, and a stranger gets its number."""
-    for instant in range(MOST_CALLS):
-        play = Play(copies)
-        play.begin(play.cast.as_launcher(), AT_ONCE)
-        child = _fork(play.kernel, play.cast.workers[0])
-        play.cues = [(instant, "be_replaced", play.members().index(child))]
-        play.finish(play.cues)
-        strangers = [one for one in play.kernel.everybody if one.pid == child.pid]
-        _check(play, not strangers[-1].is_dead or strangers[-1] is child, "nobody else is ended")
-        play.close()
+    play.begin(play.cast.as_launcher(), AT_ONCE)
+    child = _fork(play.kernel, play.cast.workers[0])
+    play.finish([(instant, "be_replaced", play.members().index(child))])
+    last = [one for one in play.kernel.everybody if one.pid == child.pid][-1]
+    _check(play, last is child or not last.is_dead, "nobody else is ended")
 
 
-def a_torn_look_makes_a_family(copies: Copies) -> None:
+def a_torn_look_makes_a_family(play: Play, instant: int) -> None:
     """A stranger's child is read, then the stranger exits and a member gets its number: the
     look shows the child below the member."""
-    for instant in range(2 * MOST_CALLS):
-        play = Play(copies)
-        play.begin(play.cast.as_sidecar(), AT_ONCE)
-        play.finish([(instant, "replace_a_stranger", 0)])
-        _check(play, not play.cast.bystanders[-1].is_dead, "nobody else is ended")
-        play.close()
+    play.begin(play.cast.as_sidecar(), AT_ONCE)
+    play.finish([(instant, "replace_a_stranger", 0)])
+    _check(play, not play.cast.bystanders[-1].is_dead, "nobody else is ended")
 
 
-def a_refusal_is_told(copies: Copies) -> None:
+def a_refusal_is_told(play: Play) -> None:
     """A set-user-ID program takes no signal: the report says so."""
-    play = Play(copies)
     play.cast.workers[0].is_forbidden = play.cast.workers[0].was_forbidden = True
     play.begin(play.cast.as_launcher(), POLITE)
     _end(play, play.cast.workers[1])
 
 
-def one_that_refuses_does_not_keep_the_rest_alive(copies: Copies) -> None:
+def one_that_refuses_does_not_keep_the_rest_alive(play: Play) -> None:
     """It is somebody new at every look and cannot be held: the others are killed in time."""
-    play = Play(copies)
     root, other = play.cast.workers
     root.is_forbidden = root.was_forbidden = True
     root.habits = HABITS["hops"]
@@ -97,9 +84,8 @@ def one_that_refuses_does_not_keep_the_rest_alive(copies: Copies) -> None:
     _end(play, other)
 
 
-def newcomers_do_not_put_the_end_off(copies: Copies) -> None:
+def newcomers_do_not_put_the_end_off(play: Play) -> None:
     """Who refuses signals forks every 50 ms: the time is that of the sweep, not of each."""
-    play = Play(copies)
     root = play.cast.workers[0]
     root.is_forbidden = root.was_forbidden = True
     born = [root]
@@ -113,9 +99,8 @@ def newcomers_do_not_put_the_end_off(copies: Copies) -> None:
     _end(play, play.cast.workers[1])
 
 
-def a_late_child_is_killed_too(copies: Copies) -> None:
+def a_late_child_is_killed_too(play: Play) -> None:
     """It is born when all others have got their SIGKILL, by one that refused it."""
-    play = Play(copies)
     root = play.cast.workers[0]
     root.is_forbidden = root.was_forbidden = True
     play.begin(play.cast.as_launcher(), AT_ONCE)
@@ -125,9 +110,8 @@ def a_late_child_is_killed_too(copies: Copies) -> None:
     _end(play, child)
 
 
-def deaths_are_no_look(copies: Copies) -> None:
+def deaths_are_no_look(play: Play) -> None:
     """Descriptors run out; all known members die, and one of them has left a child."""
-    play = Play(copies)
     root = play.cast.workers[0]
     sweeping = play.begin(play.cast.as_launcher(), StopPolicy(0.4, 0.4))
     root.ignores_term = True
@@ -141,9 +125,8 @@ def deaths_are_no_look(copies: Copies) -> None:
     _end(play, child)
 
 
-def a_sweep_that_saw_nothing_in_time_still_kills(copies: Copies) -> None:
+def a_sweep_that_saw_nothing_in_time_still_kills(play: Play) -> None:
     """Descriptors run out before the first look, until after the deadline."""
-    play = Play(copies)
     sweeping = play.begin(play.cast.as_launcher(), StopPolicy(0.0, 0.1))
     sweeping.host.is_starved = True
     play.run(0.3)
@@ -151,19 +134,17 @@ def a_sweep_that_saw_nothing_in_time_still_kills(copies: Copies) -> None:
     _end(play, *play.cast.workers)
 
 
-def a_sweep_that_never_sees_ends(copies: Copies) -> None:
+def a_sweep_that_never_sees_ends(play: Play) -> None:
     """Descriptors run out for good: it gives up after a while, signals nobody, and does not
     call that a clean end."""
-    play = Play(copies)
     sweeping = play.begin(play.cast.as_launcher(), StopPolicy(0.0, 0.1))
     sweeping.host.is_starved = True
     _end(play)
     _check(play, not sweeping.judge.sent, "only verified incarnations")
 
 
-def the_next_sweep_lets_nobody_stay_stopped(copies: Copies) -> None:
+def the_next_sweep_lets_nobody_stay_stopped(play: Play) -> None:
     """A sweeper is killed while all are held: they can do nothing until the next one comes."""
-    play = Play(copies)
     view = play.cast.as_sidecar()
     me, workers = play.cast.launcher, play.cast.workers
     play.begin(play.cast.as_launcher(), AT_ONCE)
@@ -176,9 +157,8 @@ def the_next_sweep_lets_nobody_stay_stopped(copies: Copies) -> None:
     _end(play, *workers)
 
 
-def two_sweep_at_once(copies: Copies) -> None:
+def two_sweep_at_once(play: Play) -> None:
     """Launcher and sidecar end the same workers, one of them forks all the time."""
-    play = Play(copies)
     play.cast.workers[0].habits = HABITS["forks"]
     views: list[View] = [play.cast.as_launcher(), play.cast.as_sidecar()]
     for view in views:
@@ -186,17 +166,33 @@ def two_sweep_at_once(copies: Copies) -> None:
     _end(play, *play.cast.workers)
 
 
-SCENES: dict[str, Scene] = {
+SCENES: dict[str, Callable[[Play], None]] = {
     scene.__name__: scene
     for scene in (
-        one_look_is_not_enough, a_supervisor_puts_back_what_it_loses, a_pid_is_handed_out_again,
-        a_torn_look_makes_a_family, a_refusal_is_told,
+        one_look_is_not_enough, a_supervisor_puts_back_what_it_loses, a_refusal_is_told,
         one_that_refuses_does_not_keep_the_rest_alive, newcomers_do_not_put_the_end_off,
         a_late_child_is_killed_too, deaths_are_no_look,
         a_sweep_that_saw_nothing_in_time_still_kills, a_sweep_that_never_sees_ends,
         the_next_sweep_lets_nobody_stay_stopped, two_sweep_at_once,
     )
 }  # fmt: skip
+
+AT_EACH_INSTANT: dict[str, Callable[[Play, int], None]] = {
+    scene.__name__: scene for scene in (a_pid_is_handed_out_again, a_torn_look_makes_a_family)
+}
+
+
+def perform(name: str, copies: Copies) -> None:
+    """Play one scene; where it is a matter of the instant, at each one."""
+    for instant in range(MOST_CALLS if name in AT_EACH_INSTANT else 1):
+        play = Play(copies)
+        try:
+            if name in AT_EACH_INSTANT:
+                AT_EACH_INSTANT[name](play, instant)
+            else:
+                SCENES[name](play)
+        finally:
+            play.close()
 
 
 def _fork(kernel: Kernel, parent: Process) -> Process:
@@ -212,9 +208,6 @@ def _check(play: Play, is_kept: bool, promise: str) -> None:
 
 def _end(play: Play, *gone: Process) -> None:
     """Finish all sweeps; then these processes are dead."""
-    try:
-        play.finish()
-        left = [process for process in gone if not process.is_dead]
-        _check(play, not left, "what can be ended is ended")
-    finally:
-        play.close()
+    play.finish()
+    left = [process for process in gone if not process.is_dead]
+    _check(play, not left, "what can be ended is ended")

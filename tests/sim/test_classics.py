@@ -11,15 +11,15 @@ import pytest
 from tests.sim.adversaries import HABITS
 from tests.sim.copies import Copies
 from tests.sim.kernel import Kernel, Process
-from tests.sim.scenes import SCENES
+from tests.sim.scenes import AT_EACH_INSTANT, SCENES, perform
 
 WHOLE = Copies()
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", [*SCENES, *AT_EACH_INSTANT])
 def test_the_kill_order_gets_through(name: str) -> None:
     """All promises are kept in this scene."""
-    SCENES[name](WHOLE)
+    perform(name, WHOLE)
 
 
 def a_parent(kernel: Kernel) -> tuple[Process, Process]:

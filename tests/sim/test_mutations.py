@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.sim.copies import Copies, Fault
 from tests.sim.machine import machine_for
 from tests.sim.promises import PromiseError
-from tests.sim.scenes import SCENES
+from tests.sim.scenes import AT_EACH_INSTANT, SCENES, perform
 
 SAME_EXAMPLES = settings(
     max_examples=120,
@@ -130,8 +130,8 @@ FAULTS = {
 
 def play_everything(copies: Copies) -> None:
     """The scenes with a fixed script, which are quick, then the same random examples."""
-    for scene in SCENES.values():
-        scene(copies)
+    for name in (*SCENES, *AT_EACH_INSTANT):
+        perform(name, copies)
     run_state_machine_as_test(machine_for(copies), settings=SAME_EXAMPLES)
 
 
