@@ -4,8 +4,8 @@ It reads as the Linux host does, in the same order and as often: lists of childr
 pids first, then each row, then tags and marks. Every single reading is a *call*: it takes
 time, in which the world moves on, so looks are torn in all the ways that real ones are.
 
-``meanwhile`` is asked before every call; through it a test moves the world at a chosen
-instant. ``on_send`` hears of every signal before it is delivered.
+``meanwhile`` is asked before every call, ``before_row`` before a row is read; through them a
+test moves the world at a chosen instant. ``on_send`` hears of every signal before it is delivered.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class SimHost:
         self.handles: list[SimHandle] = []
         self.has_children_files = True
         self.meanwhile: Callable[[], None] = lambda: None
+        self.before_row: Callable[[int], None] = lambda pid: None
         self.on_send: Callable[[Process, str], None] = lambda process, sig: None
         self.on_sent: Callable[[Process, str, str], None] = lambda process, sig, outcome: None
 
@@ -102,6 +103,7 @@ class SimHost:
         return Snapshot(rows, taken)
 
     def row(self, pid: int) -> ProcessRow | None:
+        self.before_row(pid)
         self._call()
         process = self.kernel.table.get(pid)
         if process is None:

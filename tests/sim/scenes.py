@@ -31,14 +31,12 @@ def one_look_is_not_enough(play: Play) -> None:
     line = [runner]
     sweeping = play.begin(play.cast.as_launcher(), AT_ONCE)
 
-    def hop() -> None:
-        if sweeping.judge.looks == 0 and len(line) < 30:
-            child = play.kernel.fork(line[-1])
-            if child is not None:
-                play.kernel.exit(line[-1])
-                line.append(child)
+    def hop(pid: int) -> None:
+        if sweeping.judge.looks == 0 and pid == line[-1].pid:
+            line.append(_fork(play.kernel, line[-1]))
+            play.kernel.exit(line[-2])
 
-    sweeping.host.meanwhile = hop
+    sweeping.host.before_row = hop
     _end(play, *line)
 
 
@@ -79,8 +77,19 @@ def one_that_refuses_does_not_keep_the_rest_alive(play: Play) -> None:
     """It is somebody new at every look and cannot be held: the others are killed in time."""
     root, other = play.cast.workers
     root.is_forbidden = root.was_forbidden = True
-    root.habits = HABITS["hops"]
-    play.begin(play.cast.as_launcher(), AT_ONCE)
+    line = [root]
+    sweeping = play.begin(play.cast.as_launcher(), AT_ONCE)
+
+    def hop() -> None:
+        """Once between two looks."""
+        if len(line) - 1 <= sweeping.judge.looks:
+            child = play.kernel.fork(line[-1])
+            if child is not None:
+                play.kernel.exit(line[-1])
+                line.append(child)
+                play.kernel.reap(play.cast.launcher)
+
+    sweeping.host.meanwhile = hop
     _end(play, other)
 
 
@@ -91,8 +100,10 @@ def newcomers_do_not_put_the_end_off(play: Play) -> None:
     born = [root]
 
     def fork_now_and_then(kernel: Kernel, me: Process) -> None:
-        if me is root and kernel.clock - born[-1].born_at > 0.05:
-            born.append(_fork(kernel, me))
+        is_time = me is root and kernel.clock - born[-1].born_at > 0.05
+        child = kernel.fork(me) if is_time else None
+        if child is not None:
+            born.append(child)
 
     root.habits = (fork_now_and_then,)
     play.begin(play.cast.as_launcher(), AT_ONCE)
@@ -103,11 +114,12 @@ def a_late_child_is_killed_too(play: Play) -> None:
     """It is born when all others have got their SIGKILL, by one that refused it."""
     root = play.cast.workers[0]
     root.is_forbidden = root.was_forbidden = True
-    play.begin(play.cast.as_launcher(), AT_ONCE)
+    sweeping = play.begin(play.cast.as_launcher(), AT_ONCE)
     play.run(0.1)
     child = _fork(play.kernel, root)
     child.is_forbidden = child.was_forbidden = False
     _end(play, child)
+    _check(play, child.died_at < sweeping.judge.ends - 0.1, "what can be ended is ended")
 
 
 def deaths_are_no_look(play: Play) -> None:
