@@ -175,7 +175,8 @@ def be_replaced(kernel: Kernel, process: Process) -> None:
 
 def replace_a_stranger(kernel: Kernel, process: Process) -> None:
     """Fork, with the number of a stranger who has left children behind."""
-    orphans = kernel.children(kernel.init)
+    # An orphan may be sweeping: who is in the middle of a system call does not exit.
+    orphans = [one for one in kernel.children(kernel.init) if one is not kernel.caller]
     parents = [one for one in orphans if kernel.children(one) and not one.is_subreaper]
     if parents and kernel.can_run(process):
         stranger = max(parents, key=lambda parent: parent.pid)

@@ -66,6 +66,13 @@ def a_torn_look_makes_a_family(play: Play, instant: int) -> None:
     _check(play, not play.cast.bystanders[-1].is_dead, "nobody else is ended")
 
 
+def a_zombie_is_dead(play: Play) -> None:
+    """The parent reaps nobody: what has ended is still in the table, and is not stuck."""
+    play.cast.launcher.is_careless = True
+    play.begin(play.cast.as_launcher(), POLITE)
+    _end(play, *play.cast.workers)
+
+
 def a_refusal_is_told(play: Play) -> None:
     """A set-user-ID program takes no signal: the report says so."""
     play.cast.workers[0].is_forbidden = play.cast.workers[0].was_forbidden = True
@@ -183,7 +190,7 @@ SCENES: dict[str, Callable[[Play], None]] = {
     for scene in (
         one_look_is_not_enough, a_supervisor_puts_back_what_it_loses, a_refusal_is_told,
         one_that_refuses_does_not_keep_the_rest_alive, newcomers_do_not_put_the_end_off,
-        a_late_child_is_killed_too, deaths_are_no_look,
+        a_zombie_is_dead, a_late_child_is_killed_too, deaths_are_no_look,
         a_sweep_that_saw_nothing_in_time_still_kills, a_sweep_that_never_sees_ends,
         the_next_sweep_lets_nobody_stay_stopped, two_sweep_at_once,
     )
