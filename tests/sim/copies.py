@@ -18,7 +18,12 @@ import safepool
 from tests.sim.promises import PromiseError
 
 PACKAGE = Path(safepool.__file__).parent
-COPIED = ("safepool.core.membership", "safepool.core.planner", "safepool.sweeper")
+COPIED = (
+    "safepool.core.membership",
+    "safepool.core.planner",
+    "safepool.core.containment",
+    "safepool.sweeper",
+)
 """In the order in which they import each other."""
 
 Listener = Callable[[Any, float, Any], None]

@@ -14,6 +14,7 @@ import errno
 import os
 from collections.abc import Callable
 
+from safepool.core.containment import Listing
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import is_tag_of_run
 from safepool.core.planner import Sig
@@ -51,6 +52,46 @@ class SimHandle:
     def _tell(self) -> None:
         if self._fd >= 0:
             os.eventfd_write(self._fd, 1)
+
+
+class SimContainer:
+    """A cgroup as a whole; ``judge`` hears of "freeze" and "kill" before they are done."""
+
+    def __init__(self, host: SimHost, cgroup: str, judge: Callable[[str, str], None]) -> None:
+        self.host = host
+        self.cgroup = cgroup
+        self._judge = judge
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def listing(self) -> Listing | None:
+        begun_at = self.host.kernel.ticks()
+        try:
+            self.host.spend_call()
+        except OSError:
+            return None
+        inside = (one.pid for one in self.host.kernel.living() if one.cgroup == self.cgroup)
+        return Listing(frozenset(inside), begun_at)
+
+    def freeze(self) -> bool:
+        return self._act("freeze", self.host.kernel.freeze)
+
+    def kill(self) -> bool:
+        return self._act("kill", self.host.kernel.kill_cgroup)
+
+    def thaw(self) -> bool:
+        self.host.kernel.thaw(self.cgroup)
+        return True
+
+    def _act(self, action: str, act: Callable[[str], None]) -> bool:
+        try:
+            self.host.spend_call()
+        except OSError:
+            return False
+        self._judge(self.cgroup, action)
+        act(self.cgroup)
+        return True
 
 
 class SimHost:
@@ -104,7 +145,7 @@ class SimHost:
 
     def row(self, pid: int) -> ProcessRow | None:
         self.before_row(pid)
-        self._call()
+        self.spend_call()
         process = self.kernel.table.get(pid)
         if process is None:
             return None
@@ -117,17 +158,17 @@ class SimHost:
         return None if row is None else row.incarnation
 
     def read_tag(self, pid: int) -> int | None:
-        self._call(needs_descriptor=False)
+        self.spend_call(needs_descriptor=False)
         process = self.kernel.table.get(pid)
         return None if process is None else process.tag
 
     def read_mark(self, pid: int) -> str | None:
-        self._call()
+        self.spend_call()
         process = self.kernel.table.get(pid)
         return None if process is None or process.is_dead else process.mark
 
     def command_line(self, pid: int) -> str:
-        self._call()
+        self.spend_call()
         return f"program {pid}" if pid in self.kernel.table else ""
 
     def now(self) -> float:
@@ -143,11 +184,11 @@ class SimHost:
         return None if row.state == "D" else self.read_mark(row.pid)
 
     def _list_pids(self) -> set[int]:
-        self._call()
+        self.spend_call()
         return set(self.kernel.table)
 
     def _list_children(self, pid: int) -> list[int]:
-        self._call()
+        self.spend_call()
         parent = self.kernel.table.get(pid)
         return [] if parent is None else [child.pid for child in self.kernel.children(parent)]
 
@@ -189,7 +230,7 @@ class SimHost:
         if not incarnation.start:
             return NoHandle.UNKNOWN
         try:
-            self._call()
+            self.spend_call()
         except OSError:
             return NoHandle.UNKNOWN
         process = self.kernel.table.get(incarnation.pid)
@@ -202,7 +243,7 @@ class SimHost:
         assert isinstance(handle, SimHandle)
         assert handle.fd >= 0, "the handle is closed"
         self._refuse(handle.incarnation.pid)
-        self._call(needs_descriptor=False)
+        self.spend_call(needs_descriptor=False)
         self.on_send(handle.process, sig.value)
         outcome = self.kernel.signal(handle.process, sig.value)
         self.on_sent(handle.process, sig.value, outcome)
@@ -212,7 +253,7 @@ class SimHost:
         if pid <= 1 or pid == self.me.pid:
             raise ValueError(f"refusing to signal process {pid}")
 
-    def _call(self, *, needs_descriptor: bool = True) -> None:
+    def spend_call(self, *, needs_descriptor: bool = True) -> None:
         """Take the time of one system call, in which others move; EMFILE when starved."""
         self.kernel.caller = self.me
         self.meanwhile()

@@ -16,7 +16,7 @@ from safepool.core.policy import StopPolicy
 from tests.sim.adversaries import MOVES
 from tests.sim.cast import Cast, View, name_of
 from tests.sim.copies import Copies
-from tests.sim.host import SimHost
+from tests.sim.host import SimContainer, SimHost
 from tests.sim.kernel import Kernel, Process
 from tests.sim.promises import Judge, PromiseError
 
@@ -31,7 +31,14 @@ Cue = tuple[int, str, int]
 class Sweeping:
     """One sweep of a view, and its judge."""
 
-    def __init__(self, copies: Copies, kernel: Kernel, view: View, policy: StopPolicy) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        kernel: Kernel,
+        view: View,
+        policy: StopPolicy,
+        cgroup: str | None = None,
+    ) -> None:
         self.copies = copies
         self.view = view
         self.kernel = kernel
@@ -40,7 +47,12 @@ class Sweeping:
         self.host.on_send, self.host.on_sent = self.judge.on_send, self.judge.on_sent
         target = copies.planner.Target(**vars(view.target))
         self.sweep: Any = copies.sweeper.Sweep(
-            self.host, target, policy, self._look, own=name_of(view.me)
+            self.host,
+            target,
+            policy,
+            self._look,
+            own=name_of(view.me),
+            container=cgroup and SimContainer(self.host, cgroup, self.judge.on_container),
         )
         self.is_over = False
 
@@ -98,9 +110,9 @@ class Play:
         self.sweepings: list[Sweeping] = []
         self.cues: list[Cue] = []
 
-    def begin(self, view: View, policy: StopPolicy) -> Sweeping:
-        """Begin a sweep beside those that go on."""
-        sweeping = Sweeping(self.copies, self.kernel, view, policy)
+    def begin(self, view: View, policy: StopPolicy, cgroup: str | None = None) -> Sweeping:
+        """Begin a sweep beside those that go on; ``cgroup``: that of its members."""
+        sweeping = Sweeping(self.copies, self.kernel, view, policy, cgroup)
         sweeping.host.meanwhile = self._follow_cue
         self.sweepings.append(sweeping)
         return sweeping

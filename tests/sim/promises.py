@@ -59,6 +59,7 @@ class Judge:
         self.is_disturbed = False
         self.blind_until = -math.inf
         self.looks = 0
+        self.signalled: set[Process] = set()
         self.rows: dict[int, ProcessRow] = {}
         self.look_began = self.look_ended = self.began
         self.looks_without_news = 0
@@ -89,6 +90,7 @@ class Judge:
     def on_send(self, process: Process, sig: str) -> None:
         """Hold one signal against the promises, at the moment before it is delivered."""
         past = self.sent[process]
+        self.signalled.add(process)
         if sig == "SIGSTOP":
             self.looks_without_news = 0
         self._is_ours(process, sig)
@@ -101,22 +103,36 @@ class Judge:
             self._was_held(process, past)
             self._kills_leaves_first(process)
 
+    def on_container(self, cgroup: str, action: str) -> None:
+        """Hold what is done to a cgroup against the promises: it meets everybody inside."""
+        sig = {"freeze": "SIGSTOP", "kill": "SIGKILL"}[action]
+        if sig == "SIGSTOP":
+            self.looks_without_news = 0
+        for process in self.kernel.living():
+            if process.cgroup == cgroup:
+                self._is_meant(process, sig)
+                if self.kernel.clock < self.forced:
+                    raise PromiseError("no force before the grace is over", f"{action} {process}")
+                self.on_sent(process, sig, "sent")
+
     def on_sent(self, process: Process, sig: str, outcome: str) -> None:
         self.sent[process].append(Sent(sig, self.kernel.clock, outcome))
 
     # -- at each signal ------------------------------------------------------------------
 
     def _is_ours(self, process: Process, sig: str) -> None:
+        self._is_meant(process, sig)
+        if not self._is_shown(process):
+            story = f"{sig} to {process}, which no look showed"
+            raise PromiseError("only verified incarnations", story)
+
+    def _is_meant(self, process: Process, sig: str) -> None:
         if process.pid <= 1 or process in self.spared:
             raise PromiseError("never self, the owner, pid 1", f"{sig} to {process}")
         if process.is_detached and process.born_at < self.look_began:
             raise PromiseError("a detached process is left alone", f"{sig} to {process}")
         if not self.view.means(process):
             raise PromiseError("nobody else is signalled", f"{sig} to {process}")
-        if not self._is_shown(process):
-            raise PromiseError(
-                "only verified incarnations", f"{sig} to {process}, which no look showed"
-            )
 
     def _is_in_time(self, process: Process, sig: str, past: list[Sent]) -> None:
         now = self.kernel.clock

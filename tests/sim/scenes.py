@@ -19,6 +19,7 @@ from tests.sim.promises import PromiseError
 
 AT_ONCE = StopPolicy(0.0, 0.4)
 POLITE = StopPolicy(0.05, 0.4)
+CGROUP = "/safepool"
 MOST_CALLS = 60
 """More than the calls of one look and of the opening of handles after it."""
 
@@ -185,6 +186,51 @@ def two_sweep_at_once(play: Play) -> None:
     _end(play, *play.cast.workers)
 
 
+def _contained(play: Play) -> Process:
+    """Put the workers into a cgroup; return a child that one of them has there."""
+    for worker in play.cast.workers:
+        worker.cgroup = CGROUP
+    return _fork(play.kernel, play.cast.workers[0])
+
+
+def a_container_ends_what_forks_all_the_time(play: Play) -> None:
+    """It is frozen and killed as a whole, and nobody who comes later finds it frozen."""
+    child = _contained(play)
+    play.cast.workers[0].habits = child.habits = HABITS["forks"]
+    play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    _end(play, *play.cast.workers, child)
+    _check(play, CGROUP not in play.kernel.frozen, "nothing stays stopped")
+
+
+def a_container_makes_signals_superfluous(play: Play) -> None:
+    """Without a grace, members who do nothing are frozen and killed without one."""
+    child = _contained(play)
+    sweeping = play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    _end(play, *play.cast.workers, child)
+    _check(play, not sweeping.judge.signalled, "what is contained needs no signal")
+
+
+def a_detached_process_lives_in_the_container(play: Play, instant: int) -> None:
+    """From some instant on, somebody is in it who was let go: he is not frozen for long, and
+    not killed with the rest."""
+    child = _contained(play)
+    play.begin(play.cast.as_launcher(), POLITE, CGROUP)
+    play.finish([(instant, "let_go", play.members().index(child))])
+    _end(play, *play.cast.workers, child)
+    let_go = [one for one in play.kernel.everybody if one.is_detached]
+    _check(play, all(not one.is_dead for one in let_go), "a detached process is left alone")
+    _check(play, CGROUP not in play.kernel.frozen, "nothing stays stopped")
+
+
+def a_stranger_lives_in_the_container(play: Play) -> None:
+    """Somebody has moved a process of his own into it: the container is not used."""
+    child = _contained(play)
+    play.cast.bystanders[1].cgroup = CGROUP
+    play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    _end(play, *play.cast.workers, child)
+    _check(play, not play.cast.bystanders[1].is_dead, "nobody else is ended")
+
+
 SCENES: dict[str, Callable[[Play], None]] = {
     scene.__name__: scene
     for scene in (
@@ -193,11 +239,18 @@ SCENES: dict[str, Callable[[Play], None]] = {
         a_zombie_is_dead, a_late_child_is_killed_too, deaths_are_no_look,
         a_sweep_that_saw_nothing_in_time_still_kills, a_sweep_that_never_sees_ends,
         the_next_sweep_lets_nobody_stay_stopped, two_sweep_at_once,
+        a_container_ends_what_forks_all_the_time,
+        a_container_makes_signals_superfluous, a_stranger_lives_in_the_container,
     )
 }  # fmt: skip
 
 AT_EACH_INSTANT: dict[str, Callable[[Play, int], None]] = {
-    scene.__name__: scene for scene in (a_pid_is_handed_out_again, a_torn_look_makes_a_family)
+    scene.__name__: scene
+    for scene in (
+        a_pid_is_handed_out_again,
+        a_torn_look_makes_a_family,
+        a_detached_process_lives_in_the_container,
+    )
 }
 
 

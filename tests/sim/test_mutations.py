@@ -30,7 +30,7 @@ SAME_EXAMPLES = settings(
 )
 
 MEMBERSHIP, PLANNER = "safepool.core.membership", "safepool.core.planner"
-SWEEPER = "safepool.sweeper"
+SWEEPER, CONTAINMENT = "safepool.sweeper", "safepool.core.containment"
 
 FAULTS = {
     "children are asked first": Fault(
@@ -122,6 +122,13 @@ FAULTS = {
     "a look that failed shows nobody": Fault(
         SWEEPER, "if self._living.isdisjoint(left):", "if False:"
     ),
+    "a container is used whoever is in it": Fault(
+        CONTAINMENT, "within is None or not within <= frozenset(step.living)", "within is None"
+    ),
+    "a container is left frozen": Fault(
+        SWEEPER, "            self._container.thaw()\n", "            pass\n"
+    ),
+    "a container is not used": Fault(CONTAINMENT, "if Sig.STOP in sigs:", "if False:"),
     "marks are not looked at": Fault(
         MEMBERSHIP, 'return "mark" if is_marked else', 'return "mark" if False else'
     ),
