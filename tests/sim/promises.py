@@ -113,7 +113,7 @@ class Judge:
                 self._is_meant(process, sig)
                 if self.kernel.clock < self.forced:
                     raise PromiseError("no force before the grace is over", f"{action} {process}")
-                self.on_sent(process, sig, "sent")
+                self.on_sent(process, sig, "contained")
 
     def on_sent(self, process: Process, sig: str, outcome: str) -> None:
         self.sent[process].append(Sent(sig, self.kernel.clock, outcome))
