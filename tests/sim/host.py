@@ -137,10 +137,11 @@ class SimHost:
             listed |= new
             for pid in sorted(new):
                 row = self.row(pid)
-                if row is not None and tags and row.is_alive and row.start >= since:
-                    row = replace(row, tag=self.read_tag(pid), mark=self._mark_of(row))
                 if row is not None:
                     rows[pid] = row
+        for pid, row in rows.items():
+            if tags and row.is_alive and row.start >= since:
+                rows[pid] = replace(row, tag=self.read_tag(pid), mark=self._mark_of(row))
         return Snapshot(rows, taken)
 
     def row(self, pid: int) -> ProcessRow | None:

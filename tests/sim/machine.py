@@ -213,7 +213,8 @@ class KillOrder(RuleBasedStateMachine):
             )  # fmt: skip
             if process.is_stopped and was_held and not last.judge.is_lost(process):
                 raise PromiseError("nothing stays stopped", f"{process}")
-        if last.report is not None and not last.report.stuck:
+        is_clean = last.report is not None and not last.report.stuck
+        if is_clean and not last.judge.has_missed:
             again = self._sweep_the_rest()
             assert again.report is not None
             if again.judge.sent or again.report.ended:

@@ -59,6 +59,8 @@ class Judge:
         self.is_disturbed = False
         self.blind_until = -math.inf
         self.looks = 0
+        self.has_missed = False
+        self.last_looks = [self.began, self.began]
         self.signalled: set[Process] = set()
         self.rows: dict[int, ProcessRow] = {}
         self.look_began = self.look_ended = self.began
@@ -74,6 +76,7 @@ class Judge:
     def on_step(self, snapshot: Snapshot, now: float, step: Step) -> None:
         """Note a look and what was made of it, before the signals go out."""
         self.looks += 1
+        self.last_looks = [self.last_looks[1], self.look_began]
         self.rows, self.look_ended = dict(snapshot.rows), now
         named = {*step.living, *(incarnation for incarnation, _ in step.signals)}
         members = [process for process in self._processes(named) if self._is_shown(process)]
@@ -196,7 +199,11 @@ class Judge:
                 # so is everything when no look could be taken. But a sweep that calls itself
                 # done has looked twice, and must have missed nobody.
                 is_late = max(process.born_at, process.moved_at) > self.look_began
-                if not (report.stuck and (is_late or self.is_disturbed)):
+                # From beside, a child that did not live through the two last looks may show its
+                # tag or mark in neither: who hops faster than a look is not seen there.
+                is_hopping = not self.view.is_above and process.born_at > self.last_looks[0]
+                self.has_missed |= is_hopping
+                if not ((report.stuck and (is_late or self.is_disturbed)) or is_hopping):
                     raise PromiseError("nothing is left alive but what is reported", f"{process}")
         self._had_reason(stuck)
         self._gives_reasons(report)
