@@ -197,9 +197,13 @@ def advance(state: SweepState, snapshot: Snapshot, now: float) -> Step:
 
 
 def abandon(state: SweepState, now: float) -> SweepState:
-    """Return the state of a sweep that could not look any more until its time was up."""
+    """Return the state of a sweep that could not look any more until its time was up.
+
+    Nobody was seen to be gone, so roots that were never seen are reported with the members.
+    """
     reason = "the process table could not be read (no descriptor was free?)"
-    stuck = tuple(StuckProcess(name, reason) for name in state.members)
+    unseen = sorted(state.target.roots - state.members.keys())
+    stuck = tuple(StuckProcess(name, reason) for name in (*state.members, *unseen))
     return _finish(state, (), stuck, now).state
 
 
