@@ -212,17 +212,19 @@ class Jail:
     def hear(self, word: str, count: int = 1, seconds: float = PATIENCE) -> list[Line]:
         """Wait until ``word`` was said ``count`` times in all; returns those lines.
 
-        Fails after ``seconds``, and at once when every owner has ended without saying it.
+        Fails after ``seconds``, and at once when nobody is left who could say it.
         """
         limit = time.monotonic() + seconds
         while True:
+            # The owners first: what one of them leaves behind may have something to say yet.
             over = all(owner.process.poll() is not None for owner in self._owners)
+            over = over and not self.pids()
             self._listen()
             lines = [line for line in self.heard if line.word == word]
             if len(lines) >= count:
                 return lines
             if over or time.monotonic() > limit:
-                why = "the owners ended" if over else f"{seconds:g} s passed"
+                why = "all have ended" if over else f"{seconds:g} s passed"
                 said = "\n".join(owner.errors() for owner in self._owners)
                 raise AssertionError(
                     f"{why} with {len(lines)} of {count} {word!r}; heard {self.heard}; "
