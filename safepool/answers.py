@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Container
 from types import TracebackType
 from typing import Any
 
@@ -80,10 +81,10 @@ def _not_encoded(reason: Exception, value: object) -> BaseException:
     return error
 
 
-def error_body(error: BaseException, *, by_value: bool, hidden: str) -> bytes:
+def error_body(error: BaseException, *, by_value: bool, hidden: Container[str]) -> bytes:
     """Pack an exception for the owner, with the text to fall back on if it cannot be read there.
 
-    Frames of the file ``hidden`` are left out of the traceback.
+    Frames of the files ``hidden`` are left out of the traceback.
     """
     if isinstance(error, _NotEncodedError):
         substitute = error.substitute
@@ -98,8 +99,8 @@ def error_body(error: BaseException, *, by_value: bool, hidden: str) -> bytes:
     return pickle.dumps((data, repr(_Shown(error)), text))
 
 
-def _user_frames(trace: TracebackType | None, hidden: str) -> TracebackType | None:
+def _user_frames(trace: TracebackType | None, hidden: Container[str]) -> TracebackType | None:
     """Leave the frames of the task loop out of a traceback."""
-    while trace is not None and trace.tb_frame.f_code.co_filename == hidden:
+    while trace is not None and trace.tb_frame.f_code.co_filename in hidden:
         trace = trace.tb_next
     return trace

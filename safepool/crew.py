@@ -156,7 +156,7 @@ class Crew:
         if unit is None:
             return
         if frame.kind == frames.VALUE:
-            self._take_values(channel, unit, 0, (frame.body,))
+            self._take_values(channel, unit, 0, ((frame.body, 1),))
         elif frame.kind == frames.VALUES:
             self._take_values(channel, unit, frame.item, frames.records(frame.body))
         elif frame.kind == frames.ERROR or not self._send_by_value(channel, unit):
@@ -165,16 +165,20 @@ class Crew:
             self._deliver(unit)
 
     def _take_values(
-        self, channel: Channel, unit: Chunk, item: int, bodies: Iterable[bytes]
+        self, channel: Channel, unit: Chunk, item: int, bodies: Iterable[tuple[bytes, int]]
     ) -> None:
-        for place, body in enumerate(bodies, item):
-            if place != unit.done:
+        place = item
+        for body, times in bodies:
+            place += times
+            new = place - unit.done
+            if new <= 0:
                 continue  # Known already: it was in the socket as well as in the page.
             try:
-                unit.values.append(payload.loads(body))
+                # More than one only of what cannot be changed: they may be one object.
+                unit.values += [payload.loads(body)] * new
             except BaseException as error:
-                unit.fail(place, unreadable(error, "a result", ""))
-            unit.done += 1
+                unit.fail(unit.done, unreadable(error, "a result", ""))
+            unit.done = place
         if unit.done >= unit.size:
             self._ledger.answered(channel.worker, unit)
             self._deliver(unit)

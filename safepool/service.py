@@ -21,19 +21,21 @@ import os
 import select
 import signal
 import socket
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-from safepool import payload
+from safepool import chunk_run, payload
 from safepool.answers import error_body, pack
 from safepool.bootstrap import rearm
+from safepool.chunk_run import ChunkRun
+from safepool.copies import Copies
 from safepool.core import frames
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
 _AFTER_INTERRUPT = 0.5
+_OURS = frozenset({__file__, chunk_run.__file__})
+"""Files whose frames are no part of a task's traceback."""
 
 
 def serve(
@@ -66,7 +68,7 @@ def serve(
                 initializer(*initargs)
                 rearm(launcher)
             except BaseException as error:
-                body = error_body(error, by_value=by_value, hidden=__file__)
+                body = error_body(error, by_value=by_value, hidden=_OURS)
                 service.send(frames.INIT_FAILED, 0, 0, body)
                 return
         service.send(frames.READY, 0, 0, b"")
@@ -142,7 +144,7 @@ class _Service:
         self._poll = select.poll()
         self._poll.register(claims, select.POLLIN)
         self._poll.register(conn, select.POLLIN)
-        self._pid = os.getpid()
+        self._copies = Copies()
 
     def run(self) -> None:
         """Do tasks until the owner says QUIT; EOFError or OSError when it is gone."""
@@ -234,17 +236,14 @@ class _Service:
         if len(items) == 1:
             self._do_one(number, task, function, items[0] if star else (items[0],), {})
             return
-        page = _PageWriter(self, self._page, number, task.item)
-        for place in range(task.item, len(items)):
-            try:
-                value = self._user(function, items[place] if star else (items[place],), {})
-                data = pack(value, by_value=task.by_value)
-            except BaseException as error:
-                page.flush()
-                self._fail(frames.ERROR, number, place, task, error)
-                return
-            page.add(data)
-        page.flush()
+        chunk = ChunkRun(self._page, number, task.item, self.send, self._copies)
+        try:
+            chunk.run(function, items, self._interrupts, star=star, by_value=task.by_value)
+        except BaseException as error:
+            chunk.flush()
+            self._fail(frames.ERROR, number, chunk.item, task, error)
+            return
+        chunk.flush()
 
     def _do_one(self, number: int, task: _Task, function: Any, args: Any, kwds: Any) -> None:
         """A task of one item needs no page."""
@@ -269,8 +268,7 @@ class _Service:
             return function(*args, **kwds)
         finally:
             self._interrupts.in_task = False
-            if os.getpid() != self._pid:
-                _leave_copy()
+            self._copies.end_if_one()
 
     def _not_loaded(self, number: int, task: _Task, error: BaseException) -> None:
         """Answer for a task that cannot be read; a missing name may be had by value."""
@@ -278,54 +276,4 @@ class _Service:
         self._fail(kind, number, task.item, task, error)
 
     def _fail(self, kind: int, number: int, item: int, task: _Task, error: BaseException) -> None:
-        self.send(kind, number, item, error_body(error, by_value=task.by_value, hidden=__file__))
-
-
-class _PageWriter:
-    """Collects the values of one chunk where the owner can find them if we die."""
-
-    def __init__(self, service: _Service, page: memoryview, number: int, item: int) -> None:
-        self._service = service
-        self._page = page
-        self._number = number
-        self._item = item
-        self._count = 0
-        self._used = 0
-        frames.write_page(page, number, item)
-
-    def add(self, data: bytes) -> None:
-        """Take one value's pickle."""
-        entry = frames.record(data)
-        start = frames.PAGE_START + self._used
-        if start + len(entry) > frames.PAGE_BYTES:
-            self.flush()
-            start = frames.PAGE_START
-            if start + len(entry) > frames.PAGE_BYTES:
-                self._service.send(frames.VALUES, self._number, self._item, entry)
-                self._item += 1
-                frames.write_page(self._page, self._number, self._item)
-                return
-        self._page[start : start + len(entry)] = entry
-        self._used += len(entry)
-        self._count += 1
-        frames.commit_page(self._page, self._used)
-
-    def flush(self) -> None:
-        """Send what there is. The page is emptied after that: the owner drops what it knows."""
-        if self._count:
-            body = bytes(self._page[frames.PAGE_START : frames.PAGE_START + self._used])
-            self._service.send(frames.VALUES, self._number, self._item, body)
-            self._item += self._count
-            self._count = self._used = 0
-            frames.write_page(self._page, self._number, self._item)
-
-
-def _leave_copy() -> None:
-    """End a fork of the worker that came back from its task: it is not the worker."""
-    error = sys.exc_info()[1]
-    status = 0 if error is None else 1
-    if isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    elif error is not None:
-        traceback.print_exc()
-    os._exit(status & 0xFF)
+        self.send(kind, number, item, error_body(error, by_value=task.by_value, hidden=_OURS))

@@ -45,7 +45,8 @@ LAYERS: list[tuple[str, ...]] = [
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
-    ("safepool.answers",),
+    ("safepool.answers", "safepool.copies"),
+    ("safepool.chunk_run",),
     ("safepool.service",),
     ("safepool.launcher_config", "safepool.launcher_container"),
     ("safepool.roster", "safepool.launcher_watch", "safepool.leftovers"),

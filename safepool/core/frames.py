@@ -21,7 +21,8 @@ it may begin, and the owner can take back what was not begun, without any lock.
 
 A *page* is memory shared by one owner and one worker. The worker adds each value of
 a chunk to it and then moves one number on. Whenever it dies, what is committed there
-is what was finished. Pure: the engine and the worker's task loop do the input and output.
+is what was finished. A value that comes again and again is there once, with a count.
+Pure: the engine and the worker's task loop do the input and output.
 """
 
 from __future__ import annotations
@@ -48,12 +49,15 @@ owner's main module, so its results may have to go by value, too."""
 
 _HEADER = struct.Struct("<QQQII")
 _LENGTH = struct.Struct("<I")
-_PAGE = struct.Struct("=QQQ")
+_PAGE = struct.Struct("=IIQQ")
+_COMMITTED = struct.Struct("=II")
 _CLAIM = struct.Struct("=Q")
 
 CLAIM_BYTES: Final = _CLAIM.size
 PAGE_START: Final = _PAGE.size
 PAGE_BYTES: Final = 1 << 16
+PAGE_REPEATS: Final = slice(4, 8)
+"""Where a page counts how often its last record is repeated: a number of 32 bits."""
 QUIT: Final = (1 << 64) - 1
 """The claim that tells a worker to leave."""
 
@@ -111,19 +115,39 @@ class Decoder:
         return frames
 
 
+_REPEAT: Final = (1 << 32) - 1
+
+
 def record(data: bytes) -> bytes:
     """One entry of a VALUES body or of a page; ``data`` is below 4 GiB."""
     return _LENGTH.pack(len(data)) + data
 
 
-def records(body: bytes | memoryview) -> Iterator[bytes]:
-    """The entries of a VALUES body."""
+def repeat(times: int) -> bytes:
+    """The entry that repeats the one before it so many times."""
+    return _COMMITTED.pack(_REPEAT, times) if times else b""
+
+
+def records(body: bytes) -> Iterator[tuple[bytes, int]]:
+    """The entries of a VALUES body, each with how many times in a row it stands there."""
     at = 0
+    last: bytes | None = None
     while at < len(body):
         (length,) = _LENGTH.unpack_from(body, at)
         at += _LENGTH.size
-        yield bytes(body[at : at + length])
+        if length == _REPEAT:
+            (times,) = _LENGTH.unpack_from(body, at)
+            at += _LENGTH.size
+            assert last is not None
+            yield last, 1 + times
+            last = None
+            continue
+        if last is not None:
+            yield last, 1
+        last = body[at : at + length]
         at += length
+    if last is not None:
+        yield last, 1
 
 
 def claims(numbers: list[int]) -> bytes:
@@ -148,15 +172,17 @@ def write_page(page: memoryview, number: int, item: int) -> None:
     """Make the page empty, for values of task ``number`` from ``item`` on."""
     # The count of used bytes goes first: a kill between the two leaves an empty page.
     page[0:8] = bytes(8)
-    _PAGE.pack_into(page, 0, 0, number, item)
+    _PAGE.pack_into(page, 0, 0, 0, number, item)
 
 
 def commit_page(page: memoryview, used: int) -> None:
-    """Say that ``used`` bytes of records are complete."""
-    page[0:8] = _CLAIM.pack(used)
+    """Say that ``used`` bytes of records are complete, and the last is not repeated yet."""
+    # One store of eight bytes: a kill leaves the old pair or the new one.
+    page[0:8] = _COMMITTED.pack(used, 0)
 
 
 def read_page(page: memoryview) -> Page:
     """What is committed."""
-    used, number, item = _PAGE.unpack_from(page, 0)
-    return Page(number, item, bytes(page[PAGE_START : PAGE_START + used]))
+    used, repeats, number, item = _PAGE.unpack_from(page, 0)
+    body = bytes(page[PAGE_START : PAGE_START + used]) + repeat(repeats)
+    return Page(number, item, body)

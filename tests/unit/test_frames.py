@@ -48,7 +48,7 @@ def test_frames_survive_any_cut(
 def test_records_come_back(entries: list[bytes]) -> None:
     """The values of a chunk come back one by one, in order."""
     body = b"".join(frames.record(entry) for entry in entries)
-    assert list(frames.records(body)) == entries
+    assert list(frames.records(body)) == [(entry, 1) for entry in entries]
 
 
 @given(st.lists(st.integers(0, frames.QUIT), max_size=50))
@@ -70,7 +70,7 @@ def test_page_shows_committed_values_only() -> None:
     page[frames.PAGE_START + len(first) : end] = second[:-1]  # dies here
     left = frames.read_page(page)
     assert (left.number, left.item) == (7, 3)
-    assert list(frames.records(left.body)) == [b"first"]
+    assert list(frames.records(left.body)) == [(b"first", 1)]
 
 
 def test_new_page_forgets_the_last_task() -> None:
