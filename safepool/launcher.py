@@ -29,13 +29,12 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import signal
 import socket
 import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from safepool import loop
+from safepool import loop, registry
 from safepool.bootstrap import (
     Parentage,
     StartRequest,
@@ -48,8 +47,8 @@ from safepool.bootstrap import (
     run_unpickled,
     write_oom_score,
 )
-from safepool.core.identity import Snapshot
-from safepool.core.planner import Target
+from safepool.census import Census
+from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass, replace
 from safepool.core.wire import (
@@ -58,8 +57,7 @@ from safepool.core.wire import (
     decode,
     encode,
 )
-from safepool.host import prctl, title
-from safepool.host.linux import LinuxHost
+from safepool.host import choose, own, title
 from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
 from safepool.sweeper import Sweep
@@ -78,7 +76,8 @@ class LauncherConfig:
 
     ``idle_after``: seconds without a worker after which it leaves; None: it waits
     for the owner's word. ``one_shot``: it leaves after its first worker.
-    ``open_files``: limits that workers get back; None: those of now.
+    ``open_files``: limits that workers get back; None: those of now. ``folder``: the
+    registry in which the run is on record.
     """
 
     launcher_id: int
@@ -89,6 +88,8 @@ class LauncherConfig:
     idle_after: float | None = None
     one_shot: bool = False
     open_files: tuple[int, int] | None = None
+    owner_start: int = 0
+    folder: str = ""
 
 
 def serve(
@@ -106,7 +107,7 @@ def serve(
         # The owner's objects are not this process's to finalize, nor their pages to touch.
         gc.disable()
         gc.freeze()
-        prctl.set_child_subreaper()
+        own.adopt_orphans()
         launcher = Launcher(config, control, reports, owner_pidfd, worker_main, children)
         launcher.workers_collect = collects
         launcher.run()
@@ -136,11 +137,11 @@ def serve_from_sidecar(
     main: WorkerMain = exec_spawned
     if method == "forkserver":
         # The user's imports may take for ever, and nobody watches meanwhile.
-        prctl.set_parent_death_signal(signal.SIGKILL)
+        own.follow_parent()
         if os.getppid() != sidecar_pid:
             return
         preload(settings)
-        prctl.set_parent_death_signal(0)
+        own.follow_parent(0)
         main = run_unpickled
     config = replace(config, idle_after=settings.idle_after)
     serve(config, control, reports, owner_pidfd, main, loop.ChildLoop())
@@ -167,7 +168,7 @@ class Launcher:
         self.workers_collect = True
         self._worker_main = worker_main
         self._children = children
-        self._host = LinuxHost()
+        self._host = choose.host()
         self._nets = nets()
         self._idle_since = time.monotonic()
         self._ending: Sweep | None = None
@@ -177,7 +178,15 @@ class Launcher:
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
-        self._roster = Roster(self._host, me, config.run_id, config.grace, self._look, self._tell)
+        self._owner = Incarnation(config.owner_pid, config.owner_start)
+        self._census = Census(self._host, self._owner)
+        files, self._own_end = None, None
+        if not own.keeps_orphans():
+            files = registry.RunFiles.attach(config.folder, config.run_id)
+            self._own_end = own.OwnEnd()
+        self._roster = Roster(
+            self._host, me, config.run_id, config.grace, self._look, self._tell, self._census, files
+        )
         oom_score = read_oom_score()
         was_lowered = oom_score is not None and write_oom_score(_OOM_SCORE)
         self._parentage = Parentage(
@@ -188,6 +197,7 @@ class Launcher:
             oom_score=oom_score if was_lowered else None,
             title=title.read(),
             open_files=raise_open_files() if config.open_files is None else config.open_files,
+            lifeline=None if self._own_end is None else self._own_end.fd,
         )
         words = ["safepool-launcher", f"run={config.run_id}", f"owner={config.owner_pid}"]
         title.write(title.Title("safepool-launch", "\0".join(words).encode()))
@@ -197,7 +207,8 @@ class Launcher:
         while not self._finished:
             ready = self._children.wait(self._watched(), self._wake_at())
             self._note_deaths()
-            if self._owner_pidfd in ready:
+            self._census.take(self._roster.incarnations())
+            if self._owner_pidfd in ready or (self._watches_owner and self._census.owner_is_gone):
                 self._watches_owner = False
                 self._owner_ended()
             if self._hears_owner and self._control.fileno() in ready:
@@ -220,12 +231,13 @@ class Launcher:
 
     def _wake_at(self) -> float | None:
         times = [sweep.wake_at for sweep in self._sweeps() if sweep.wake_at is not None]
+        times.append(self._census.wake_at)
         if self._ending_at is not None:
             if self._ending is None:
                 times.append(self._ending_at)
         elif self._config.idle_after is not None and not self._roster:
             times.append(self._idle_since + self._config.idle_after)
-        return min(times, default=None)
+        return min(times)
 
     # -- requests ----------------------------------------------------------------------
 
@@ -302,7 +314,9 @@ class Launcher:
     # -- ends --------------------------------------------------------------------------
 
     def _look(self) -> Snapshot:
-        return self._host.look_subtree(self._me.pid, self._config.run_id)
+        if own.keeps_orphans():
+            return self._host.look_subtree(self._me.pid, self._config.run_id)
+        return self._host.look_all(tags=True)
 
     def _note_deaths(self) -> None:
         for pid, code in loop.reap():
@@ -316,7 +330,7 @@ class Launcher:
             self._finished = True
 
     def _end_all(self) -> None:
-        target = Target(roots=self._roster.incarnations(), subtree_of=self._me)
+        target = self._roster.everything(spare=frozenset({self._owner}))
         policy = StopPolicy(self._config.grace)
         self._ending = Sweep(self._host, target, policy, self._look, own=self._me)
 
@@ -357,7 +371,7 @@ class Launcher:
 
     def _why(self) -> str:
         owner = self._config.owner_pid
-        if loop.is_dead(self._owner_pidfd):
+        if self._census.owner_is_gone or loop.is_dead(self._owner_pidfd):
             return f"owner {owner} is gone"
         return f"owner {owner} let go of its workers (closed the pool or its descriptors, or exec)"
 

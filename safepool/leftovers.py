@@ -20,7 +20,7 @@ from safepool.core.policy import StopPolicy
 from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
 from safepool.host.base import Host
-from safepool.host.linux import ticks
+from safepool.host.own import ticks
 from safepool.sweeper import Sweep
 
 
@@ -73,7 +73,7 @@ def _sweep_of(
         roots=frozenset(member.incarnation for member in run.members),
         run_id=run.record.run_id,
         born_from=run.record.started_ticks,
-        born_until=files.last_sign_of_life(),
+        born_until=files.last_sign_of_life(ticks()),
         swept_from=ticks(),
         spare=spare,
     )

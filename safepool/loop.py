@@ -87,6 +87,15 @@ class ChildLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._worker_mask)
 
 
+def packet_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets that keep packets apart and tell when the other end is gone.
+
+    Raises OSError where the system has none (macOS): a stream would cut messages in pieces,
+    datagrams do not tell of an end.
+    """
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """Send one packet with descriptors if that can be done at once, else BlockingIOError.
 
@@ -94,7 +103,9 @@ def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """
     rights = array.array("i", fds)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-    sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    # Where a flag is missing, Python's ignored SIGPIPE does the same.
+    quiet = getattr(socket, "MSG_NOSIGNAL", 0)
+    sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | quiet)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
@@ -106,7 +117,8 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     """
     numbers = array.array("i")
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * numbers.itemsize)
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    closing = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    flags = socket.MSG_DONTWAIT | closing
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, room, flags)
     except BlockingIOError:
@@ -116,6 +128,8 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    for fd in numbers if not closing else ():
+        os.set_inheritable(fd, False)
     return data, list(numbers)
 
 

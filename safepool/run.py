@@ -40,8 +40,8 @@ from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.record import RunRecord
 from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
-from safepool.host import prctl
-from safepool.host.linux import LinuxHost, ticks
+from safepool.host import choose, own
+from safepool.host.base import Host
 from safepool.launcher_link import LauncherLink
 from safepool.monitor import Monitor
 from safepool.preload import gather_settings, write_settings
@@ -62,24 +62,23 @@ class Protection:
     """What protects a run at this moment.
 
     ``sidecar``, ``launcher``: these processes watch the owner. ``reason``: why
-    something is missing, "" when nothing is.
+    something is missing, "" when nothing is. ``backend``: "linux", or "portable", which
+    promises less (see docs/architecture.md).
     """
 
     sidecar: bool
     launcher: bool
     reason: str = ""
+    backend: str = "linux"
 
 
 class Run:
     """Everything that belongs to this owner process."""
 
     def __init__(self) -> None:
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-            raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
-        # Before any fork: a fork of a threaded owner had better not import.
-        prctl.load()
+        own.prepare()
         in_flight.occupy_stdio()
-        host = LinuxHost()
+        host = choose.host()
         if not host.sees_own_namespace():
             raise ProtectionError(
                 "/proc shows another pid namespace than this process is in, so no process can be "
@@ -91,11 +90,12 @@ class Run:
         self.run_id = os.urandom(16).hex()
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
-        self.began = ticks()
+        self.began = own.ticks()
         with ExitStack() as undo:
             try:
-                self.pidfd = os.pidfd_open(owner.pid)
-                undo.callback(os.close, self.pidfd)
+                with in_flight.gate.lock:
+                    self._end = own.OwnEnd()
+                undo.callback(self._end.close)
                 self.reports, self.reporters = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
                 undo.callback(self.reports.close)
                 undo.callback(self.reporters.close)
@@ -114,7 +114,7 @@ class Run:
         self._is_over = False
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
-    def _write_record(self, host: LinuxHost) -> registry.RunFiles:
+    def _write_record(self, host: Host) -> registry.RunFiles:
         here = registry.here(host)
         record = RunRecord(
             run_id=self.run_id,
@@ -154,10 +154,16 @@ class Run:
             raise ProtectionError(reason)
 
     @property
+    def end_fd(self) -> int:
+        """Readable, for whoever has a copy, when this process is gone."""
+        return self._end.fd
+
+    @property
     def protection(self) -> Protection:
         """What protects the run now."""
         reason = self.monitor.sidecar.failure
-        return Protection(sidecar=self.monitor.sidecar.is_watched, launcher=True, reason=reason)
+        watched = self.monitor.sidecar.is_watched
+        return Protection(sidecar=watched, launcher=True, reason=reason, backend=choose.name())
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -179,9 +185,11 @@ class Run:
             self.mark,
             grace,
             one_shot=one_shot,
+            owner_start=self.owner.start,
+            folder=self.files.directory,
         )
         with in_flight.gate.lock, ExitStack() as undo:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = loop.packet_pair()
             undo.enter_context(ours)
             with theirs:
                 link = self._fork_into(config, ours, theirs, make)
@@ -203,7 +211,7 @@ class Run:
     ) -> LauncherLink:
         """Fork; the child is the launcher and never returns. The link is watched already."""
         with ExitStack() as undo:
-            pidfd = os.dup(self.pidfd)
+            pidfd = os.dup(self._end.fd)
             undo.callback(os.close, pidfd)
             reporters = undo.enter_context(self.reporters.dup())
             tracker = os.dup(self.tracker.descriptor())
@@ -221,7 +229,7 @@ class Run:
                         )
                     )
             link = LauncherLink(config.launcher_id, ours, config.grace, pid)
-            link.incarnation = loop.name_of(LinuxHost(), pid)
+            link.incarnation = loop.name_of(choose.host(), pid)
             self.monitor.watch(link)
         return link
 
@@ -241,7 +249,7 @@ class Run:
         with ExitStack() as undo, in_flight.gate.lock:
             blob = write_settings(gather_settings(method, idle_after))
             undo.callback(os.close, blob)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = loop.packet_pair()
             undo.enter_context(theirs)
             link = LauncherLink(launcher_id, ours, grace, None)
             self.monitor.watch(link)
@@ -284,7 +292,7 @@ class Run:
         self.files.close()
         self.reports.close()
         self.reporters.close()
-        os.close(self.pidfd)
+        self._end.close()
 
     def forget(self) -> None:
         """In a forked child: let go of all that is the owner's, and touch nothing."""
@@ -294,7 +302,7 @@ class Run:
         self.files.close()
         self.reports.close()
         self.reporters.close()
-        os.close(self.pidfd)
+        self._end.close()
 
 
 _SHARED_IDLE = 0.5

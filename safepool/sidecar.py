@@ -39,8 +39,7 @@ from safepool.core.lineage import helper_tag
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Member
-from safepool.host import prctl
-from safepool.host.linux import LinuxHost
+from safepool.host import choose, own
 from safepool.launcher_watch import LauncherWatch
 from safepool.leftovers import SweepTask, start_up_sweeps
 from safepool.sweeper import Sweep
@@ -55,8 +54,9 @@ _LATER = 0.4
 _OOM_SCORE = "-950"
 
 
-def main() -> NoReturn:
+def main(backend: str) -> NoReturn:
     """Be the sidecar; the command line that the owner execs ends here."""
+    choose.use(backend)
 
     def be_sidecar() -> None:
         try:
@@ -90,10 +90,10 @@ class Sidecar:
     """The loop of the sidecar process."""
 
     def __init__(self, children: loop.ChildLoop) -> None:
-        prctl.set_child_subreaper()
-        prctl.set_name("safepool-sidecar")
+        own.adopt_orphans()
+        own.set_name("safepool-sidecar")
         self._children = children
-        self._host = LinuxHost()
+        self._host = choose.host()
         self._control: socket.socket | None = socket.socket(fileno=wire.CONTROL)
         self._reports = socket.socket(fileno=wire.REPORTS)
         self._reporters = socket.socket(fileno=wire.REPORTERS)
@@ -126,7 +126,7 @@ class Sidecar:
         write_oom_score(_OOM_SCORE)
         self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)
-        self._launchers = LauncherWatch(self._host, self._files, grace)
+        self._launchers = LauncherWatch(self._host, self._files, grace, self._owner)
         problem = self._files.add_member(Member("sidecar", me))
         self._say("armed", me.pid, me.start, "" if problem is None else str(problem))
 
@@ -139,7 +139,7 @@ class Sidecar:
             loop.reap()
             if self._control is not None and wire.CONTROL in ready:
                 self._take_requests()
-            if wire.OWNER in ready:
+            if wire.OWNER in ready or self._launchers.census.owner_is_gone:
                 self._watches_owner = False
                 self._owner_ended()
             self._hear_reports()
@@ -152,7 +152,7 @@ class Sidecar:
     # -- waiting -----------------------------------------------------------------------
 
     def _watched(self) -> list[int]:
-        fds = self._launchers.pidfds()
+        fds = self._launchers.fds()
         fds += [fd for task in self._all_tasks() for fd in task.sweep.watched]
         fds.append(wire.REPORTS)
         if self._watches_owner:
@@ -170,14 +170,10 @@ class Sidecar:
         return [*self._tasks, self._final] if self._final is not None else list(self._tasks)
 
     def _wake_at(self) -> float | None:
-        times = [
-            t.sweep.wake_at
-            for t in self._all_tasks()
-            if t.sweep.report is None and t.sweep.wake_at is not None
-        ]
+        times = [t.sweep.wake_at for t in self._all_tasks() if t.sweep.wake_at is not None]
         if self._patient_until is not None and self._final is None:
             times.append(self._patient_until)
-        return min([*times, self._beat_at])
+        return min([*times, self._beat_at, self._launchers.census.wake_at])
 
     # -- the owner's words ---------------------------------------------------------------
 
@@ -243,6 +239,8 @@ class Sidecar:
                     self._mark,
                     grace,
                     open_files=self._open_files,
+                    owner_start=self._owner.start,
+                    folder=self._files.directory,
                 ),
                 method,
                 socket.socket(fileno=fds[0]),
@@ -290,6 +288,7 @@ class Sidecar:
             born_from=self._began,
             spare=self._spared(),
         )
+        target = self._launchers.with_lost(launcher_id, target)
         sweep = self._sweep(target, self._launchers.grace)
         why = "its launcher was killed"
         self._tasks.append(SweepTask(sweep, why, lambda _: self._say("swept", launcher_id)))
@@ -309,7 +308,8 @@ class Sidecar:
 
     def _begin_last_sweep(self) -> None:
         target = Target(
-            roots=self._launchers.incarnations(),
+            roots=self._launchers.incarnations() | self._launchers.workers(),
+            known=self._launchers.census.of(),
             subtree_of=self._me,
             run_id=self._run_id,
             born_from=self._began,

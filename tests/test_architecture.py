@@ -31,12 +31,15 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
+    ("safepool.core.kinship",),
     # Does.
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
-    ("safepool.host.title",),
+    ("safepool.host.portable",),
+    ("safepool.host.choose",),
+    ("safepool.host.own", "safepool.host.title"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry"),
-    ("safepool.sweeper", "safepool.payload"),
+    ("safepool.sweeper", "safepool.payload", "safepool.census"),
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
@@ -85,7 +88,9 @@ SIGNALLING = {
     "os": {"kill", "killpg"},
     "signal": {"pidfd_send_signal", "raise_signal", "pthread_kill", "sigqueue"},
 }
-MAY_SIGNAL = {"safepool.host.linux"}
+MAY_SIGNAL = {"safepool.host.linux", "safepool.host.portable"}
+# They come with objects that signal when asked to.
+SIGNALLING_OBJECTS = {"subprocess", "psutil"}
 # It imports subprocess for its strays, and terminates a pool.
 MAY_TERMINATE = {"safepool.demo_owner"}
 
@@ -93,7 +98,9 @@ MAY_TERMINATE = {"safepool.demo_owner"}
 ONLY_IN = {"psutil": {"safepool.host.portable"}, "cloudpickle": {"safepool.payload"}}
 
 # The wall clock may be set while we wait. It serves for ages of files, and for people.
-MAY_ASK_WALL_CLOCK = {"safepool.registry.files", "safepool.run", "safepool.voice"}
+MAY_ASK_WALL_CLOCK = {
+    "safepool.registry.files", "safepool.run", "safepool.voice", "safepool.host.own",
+}  # fmt: skip
 # The demonstration sleeps for its reader, and its strays have nothing else to do.
 MAY_SLEEP = {"safepool.demo", "safepool.demo_owner"}
 
@@ -219,14 +226,14 @@ def uses(module: str, owner: str, names: set[str]) -> list[str]:
 
 
 def endings_by_object(module: str) -> list[str]:
-    """Where a module calls what a Popen signals by; it does so by number."""
-    if all(found.target != "subprocess" for found in imports_of(module)):
+    """Where a module calls what a Popen or psutil's Process signals by; it does so by number."""
+    if all(found.target not in SIGNALLING_OBJECTS for found in imports_of(module)):
         return []
     return [
         f"{module}:{node.lineno} .{node.func.attr}()"
         for node, _ in nodes_of(module)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in {"kill", "terminate", "send_signal"}
+        if node.func.attr in {"kill", "terminate", "send_signal", "suspend", "resume"}
     ]
 
 
@@ -237,12 +244,11 @@ def test_signals_are_sent_in_one_place() -> None:
         sent = [
             place for owner, names in SIGNALLING.items() for place in uses(module, owner, names)
         ]
+        sent += [] if module in MAY_TERMINATE else endings_by_object(module)
         if module in MAY_SIGNAL:
             assert sent, f"{module} sends none: this test is blind, or the permit is idle"
         else:
             wrong += sent
-        if module not in MAY_TERMINATE:
-            wrong += endings_by_object(module)
     assert wrong == []
 
 

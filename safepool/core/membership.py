@@ -3,7 +3,8 @@
 Decides membership, nothing else. A process belongs when it is
 
 * a *root*: named by its incarnation;
-* *remembered*: a member in an earlier look that is still the same incarnation;
+* *remembered*: a member in an earlier look, of this sweep or before it, that is still the
+  same incarnation;
 * *adopted*: a child of the subreaper whose whole subtree is swept;
 * a *bearer* of the run's tag or mark that was born within the run's life;
 * a descendant of any of these.
@@ -37,17 +38,18 @@ from safepool.core.values import dataclass
 class Target:
     """What a sweep is to end; every part may be left out.
 
-    ``roots`` are named processes, asked first. ``subtree_of`` is a process whose
-    every descendant belongs, itself never. ``run_id`` adds the bearers of that
-    run's tag or mark: of the worker numbers in ``workers``, or of any when None,
-    but only those that started between ``born_from`` and ``born_until`` (ticks
-    since boot, inclusive; None: no upper bound). Nor do descendants belong that
-    were born after ``born_until`` and before ``swept_from``, when this sweep began: a
+    ``roots`` are named processes, asked first. ``known`` were seen below one of them
+    before the sweep. ``subtree_of`` is a process whose every descendant belongs, itself
+    never. ``run_id`` adds the bearers of that run's tag or mark: of the worker numbers in
+    ``workers``, or of any when None, but only those that started between ``born_from`` and
+    ``born_until`` (ticks since boot, inclusive; None: no upper bound). Nor do descendants
+    belong that were born after ``born_until`` and before ``swept_from``, when this sweep began: a
     server of a dead run may have opened them for somebody else. ``spare`` is never signalled, and
     parentage does not lead through it; put the sweeping process in.
     """
 
     roots: frozenset[Incarnation] = frozenset()
+    known: frozenset[Incarnation] = frozenset()
     subtree_of: Incarnation | None = None
     run_id: str | None = None
     workers: frozenset[int] | None = None
@@ -129,7 +131,7 @@ def _heads(
             how[pid] = "named"
         elif reaper is not None and row.ppid == reaper.pid and row.start >= reaper.start:
             how[pid] = f"child of {reaper.pid}"
-        elif row.incarnation in remembered:
+        elif row.incarnation in remembered or row.incarnation in target.known:
             how[pid] = "seen before"
         else:
             witness = _witness(target, tags, row)

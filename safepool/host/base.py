@@ -48,7 +48,10 @@ class Handle(Protocol):
 
     @property
     def fd(self) -> int:
-        """A descriptor that polls as readable as soon as the process is dead."""
+        """A descriptor that polls as readable as soon as the process is dead.
+
+        -1 where the host has none: then only another look can tell.
+        """
 
     def close(self) -> None:
         """Let go. Closing twice does nothing."""
@@ -100,6 +103,13 @@ class Host(Protocol):
 
     def read_mark(self, pid: int) -> str | None:
         """Return the lineage mark in the environment of ``pid``; None without one."""
+
+    def sees_own_namespace(self) -> bool:
+        """Does the table show this process under the number that it has for itself?
+
+        After ``unshare --pid`` without a fresh /proc it does not: then every number that
+        is read means somebody else here.
+        """
 
     def boot_id(self) -> str:
         """Return the name of this boot: start times of two boots do not compare."""

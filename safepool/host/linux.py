@@ -23,6 +23,7 @@ import os
 import resource
 import shlex
 import signal
+import sys
 import time
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
@@ -51,9 +52,26 @@ _REREADS = 3
 _TAG_LABEL = b"Max realtime timeout"
 
 
-def ticks() -> int:
-    """Now, in the unit of process start times: clock ticks since boot (proc(5))."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+def why_not() -> str:
+    """Why this host cannot work here: it needs pidfds (Linux 5.3), for oneself at least.
+
+    "" when it can. A lack of descriptors says nothing about the kernel.
+    """
+    if sys.platform != "linux":
+        return f"this is {sys.platform}, not Linux"
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return "this Python was built without pidfd_open"
+    try:
+        fd = os.pidfd_open(os.getpid())
+    except OSError as error:
+        return "" if error.errno in _STARVED else f"pidfd_open is refused: {error.strerror}"
+    try:
+        signal.pidfd_send_signal(fd, 0)
+    except OSError as error:
+        return f"pidfd_send_signal is refused: {error.strerror}"
+    finally:
+        os.close(fd)
+    return ""
 
 
 class Pidfd:

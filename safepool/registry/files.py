@@ -133,8 +133,10 @@ class RunFiles:
             return error
         return None
 
-    def last_sign_of_life(self) -> int:
-        """Until when the run may have lived at the latest, in clock ticks since boot.
+    def last_sign_of_life(self, now: int) -> int:
+        """Until when the run may have lived at the latest; this and ``now`` in clock ticks.
+
+        ``now`` is the instant of the call, in the unit of process start times.
 
         What bears the run's mark but started later was not started by the run: a
         server that a task left behind hands the mark to shells opened days later.
@@ -145,9 +147,7 @@ class RunFiles:
         except OSError:
             return 0
         age = max(0.0, time.time() - written - HEARTBEAT)
-        # The clock that start times are counted in: it goes on while the machine is suspended.
-        now = time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-        return max(0, int((now - age) * os.sysconf("SC_CLK_TCK")))
+        return max(0, now - int(age * os.sysconf("SC_CLK_TCK")))
 
     def append_log(self, text: str) -> OSError | None:
         """Add ``text`` to the run's log in one write; return what went wrong."""

@@ -34,6 +34,7 @@ from safepool.core.record import (
 )
 from safepool.errors import ProtectionError
 from safepool.host.linux import LinuxHost
+from safepool.host.own import ticks
 from safepool.registry import files as files_module
 
 HOST = LinuxHost()
@@ -870,15 +871,15 @@ def test_the_last_sign_of_life_bounds_what_a_run_can_have_started(folder: str) -
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
             started = HOST.incarnation(child.pid)
             assert started is not None
-            assert started.start <= files.last_sign_of_life()
+            assert started.start <= files.last_sign_of_life(ticks())
             age(folder, files_module.HEARTBEAT + 1000)
-            assert files.last_sign_of_life() < started.start - 900 * os.sysconf("SC_CLK_TCK")
+            assert files.last_sign_of_life(ticks()) < started.start - 900 * os.sysconf("SC_CLK_TCK")
             assert files.give_sign_of_life() is None
-            assert started.start <= files.last_sign_of_life()
+            assert started.start <= files.last_sign_of_life(ticks())
             child.communicate(b"\n", timeout=BOUND)
     finally:
         files.retire()
-    assert files.last_sign_of_life() == 0
+    assert files.last_sign_of_life(ticks()) == 0
 
 
 @example("")
