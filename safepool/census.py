@@ -27,13 +27,15 @@ _PAUSE_PER_COST = 25
 
 
 class Census:
-    """``wake_at``: the instant (monotonic) of the next look; infinite when none is needed."""
+    """``wake_at``: the instant (monotonic) of the next look; infinite when none is needed.
+    ``delay``: seconds by which somebody else may notice later than by an event."""
 
     def __init__(self, host: Host, owner: Incarnation) -> None:
         self._host = host
         self._owner = owner
         self._kin: dict[Incarnation, Incarnation] = {}
         self.wake_at = math.inf if own.keeps_orphans() else 0.0
+        self.delay = 0.0 if own.keeps_orphans() else _SHORTEST_PAUSE
         self.owner_is_gone = False
 
     def take(self, heads: Collection[Incarnation]) -> None:

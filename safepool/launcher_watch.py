@@ -121,4 +121,5 @@ class LauncherWatch:
             each.close()
 
     def _is_gone(self, launcher: _Launcher) -> bool:
-        return self._host.open(launcher.incarnation) is NoHandle.GONE
+        # With the last word said it has nothing left to do; the next look would come late.
+        return launcher.retired or self._host.open(launcher.incarnation) is NoHandle.GONE

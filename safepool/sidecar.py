@@ -302,7 +302,7 @@ class Sidecar:
         self._phase = _Phase.OWNERLESS
         # So that no other start sweeps the same run; without it both do, which is harmless.
         self._files.claim()
-        self._patient_until = time.monotonic() + _HEAD_START
+        self._patient_until = time.monotonic() + _HEAD_START + self._launchers.census.delay
         if "sidecar" not in nets():
             self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
 

@@ -104,13 +104,6 @@ class Host(Protocol):
     def read_mark(self, pid: int) -> str | None:
         """Return the lineage mark in the environment of ``pid``; None without one."""
 
-    def sees_own_namespace(self) -> bool:
-        """Does the table show this process under the number that it has for itself?
-
-        After ``unshare --pid`` without a fresh /proc it does not: then every number that
-        is read means somebody else here.
-        """
-
     def boot_id(self) -> str:
         """Return the name of this boot: start times of two boots do not compare."""
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from safepool.errors import ProtectionError
 
 if TYPE_CHECKING:
-    from safepool.host.base import Host
+    from safepool.host.linux import LinuxHost
+    from safepool.host.portable import PortableHost
 
 VARIABLE = "SAFEPOOL_BACKEND"
 BACKENDS = ("auto", "linux", "portable")
 
 _name = ""
-_host: Host | None = None
+_host: LinuxHost | PortableHost | None = None
 
 
 def name() -> str:
@@ -47,7 +48,7 @@ def is_portable() -> bool:
     return name() == "portable"
 
 
-def host() -> Host:
+def host() -> LinuxHost | PortableHost:
     """Return the host of the chosen backend. Raises ProtectionError as ``name`` does."""
     global _host
     if _host is None:
@@ -55,7 +56,7 @@ def host() -> Host:
     return _host
 
 
-def _make(backend: str) -> Host:
+def _make(backend: str) -> LinuxHost | PortableHost:
     if backend == "linux":
         from safepool.host.linux import LinuxHost
 
