@@ -56,6 +56,8 @@ def start_up_sweeps(
         return []
     tasks = []
     for run in dead:
+        if run.record.run_id == files.run_id:
+            continue  # the owner died while the sidecar came up: that is the end of the run itself
         claimed = registry.RunFiles.attach(files.directory, run.record.run_id)
         if claimed.claim():
             tasks.append(_sweep_of(run, claimed, host, spare, note))
