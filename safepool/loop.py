@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +27,11 @@ from typing import NoReturn
 
 from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_DESCRIPTORS, MAX_MESSAGE
+from safepool.errors import ProtectionError
 from safepool.host.base import Host
 
 _MAX_WAIT = 3600.0
+_NO_SUCH_SOCKETS = frozenset({errno.EPROTONOSUPPORT, errno.EPROTOTYPE, errno.EOPNOTSUPP})
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
@@ -90,10 +94,18 @@ class ChildLoop:
 def packet_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected sockets that keep packets apart and tell when the other end is gone.
 
-    Raises OSError where the system has none (macOS): a stream would cut messages in pieces,
-    datagrams do not tell of an end.
+    Raises ProtectionError where the system has none: a stream would cut messages in pieces,
+    datagrams do not tell of an end. OSError when no descriptor is free.
     """
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_SOCKETS:
+            raise
+        raise ProtectionError(
+            f"{sys.platform} has no packet sockets (AF_UNIX, SOCK_SEQPACKET), over which owner, "
+            "sidecar and launchers speak; safepool cannot run here so far"
+        ) from error
 
 
 def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:

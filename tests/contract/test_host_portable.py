@@ -6,12 +6,14 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
+from safepool import loop
 from safepool.core.identity import Incarnation
 from safepool.core.lineage import MARK_VARIABLE, extend
 from safepool.core.planner import Sig
@@ -259,6 +261,21 @@ def test_an_unnamed_file_is_empty_and_not_inherited(backend: str) -> None:
         assert not Path(leads_to).exists()
     finally:
         os.close(fd)
+
+
+def test_a_system_without_packet_sockets_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS; a lack of descriptors stays what it is."""
+    answers = [refuse(errno.EPROTONOSUPPORT), refuse(errno.EMFILE)]
+
+    def refused(*_: object) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(socket, "socketpair", refused)
+    with pytest.raises(ProtectionError, match="no packet sockets"):
+        loop.packet_pair()
+    with pytest.raises(OSError) as error:
+        loop.packet_pair()
+    assert error.value.errno == errno.EMFILE
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
