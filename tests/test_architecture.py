@@ -34,7 +34,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.kinship",),
     # Does.
     ("safepool.host", "safepool.host.base", "safepool.host.prctl", "safepool.host.linux"),
-    ("safepool.host.portable",),
+    ("safepool.host.portable", "safepool.host.probe"),
     ("safepool.host.choose",),
     ("safepool.host.own", "safepool.host.title"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
@@ -88,7 +88,8 @@ SIGNALLING = {
     "os": {"kill", "killpg"},
     "signal": {"pidfd_send_signal", "raise_signal", "pthread_kill", "sigqueue"},
 }
-MAY_SIGNAL = {"safepool.host.linux", "safepool.host.portable"}
+# The probe sends itself no signal: number 0.
+MAY_SIGNAL = {"safepool.host.linux", "safepool.host.portable", "safepool.host.probe"}
 # They come with objects that signal when asked to.
 SIGNALLING_OBJECTS = {"subprocess", "psutil"}
 # It imports subprocess for its strays, and terminates a pool.

@@ -76,9 +76,9 @@ def _decide(wanted: str) -> str:
         )
     if wanted == "portable":
         return wanted
-    from safepool.host.linux import why_not
+    from safepool.host.probe import why_not_linux
 
-    problem = why_not()
+    problem = why_not_linux()
     if not problem:
         return "linux"
     if wanted == "linux":

@@ -23,7 +23,6 @@ import os
 import resource
 import shlex
 import signal
-import sys
 import time
 
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
@@ -50,28 +49,6 @@ _LONGEST_ENVIRONMENT = 1 << 22
 _LONGEST_COMMAND_LINE = 4096
 _REREADS = 3
 _TAG_LABEL = b"Max realtime timeout"
-
-
-def why_not() -> str:
-    """Why this host cannot work here: it needs pidfds (Linux 5.3), for oneself at least.
-
-    "" when it can. A lack of descriptors says nothing about the kernel.
-    """
-    if sys.platform != "linux":
-        return f"this is {sys.platform}, not Linux"
-    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
-        return "this Python was built without pidfd_open"
-    try:
-        fd = os.pidfd_open(os.getpid())
-    except OSError as error:
-        return "" if error.errno in _STARVED else f"pidfd_open is refused: {error.strerror}"
-    try:
-        signal.pidfd_send_signal(fd, 0)
-    except OSError as error:
-        return f"pidfd_send_signal is refused: {error.strerror}"
-    finally:
-        os.close(fd)
-    return ""
 
 
 class Pidfd:

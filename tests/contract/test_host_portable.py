@@ -18,7 +18,7 @@ from safepool.core.identity import Incarnation
 from safepool.core.lineage import MARK_VARIABLE, extend
 from safepool.core.planner import Sig
 from safepool.errors import ProtectionError
-from safepool.host import choose, linux, own, portable
+from safepool.host import choose, own, portable, probe
 from safepool.host.base import Host, NoHandle, Sending
 from safepool.host.linux import LinuxHost
 from safepool.host.portable import PortableHost, PsutilHandle
@@ -197,7 +197,7 @@ def test_a_lack_of_descriptors_says_nothing_about_the_kernel(
         raise refuse(errno.EMFILE)
 
     undecided.setattr(os, "pidfd_open", starved)
-    assert linux.why_not() == ""
+    assert probe.why_not_linux() == ""
     assert choose.name() == "linux"
 
 
