@@ -174,6 +174,7 @@ class Launcher:
         self._ending: Sweep | None = None
         self._ending_at: float | None = None
         self._finished = False
+        self._seen: Snapshot | None = None
         me = self._host.incarnation(os.getpid())
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
@@ -316,7 +317,10 @@ class Launcher:
     def _look(self) -> Snapshot:
         if own.keeps_orphans():
             return self._host.look_subtree(self._me.pid, self._config.run_id)
-        return self._host.look_all(tags=True)
+        if self._seen is None:
+            # It is dear, so all sweeps of one turn of the loop share it.
+            self._seen = self._host.look_all(tags=True)
+        return self._seen
 
     def _note_deaths(self) -> None:
         for pid, code in loop.reap():
@@ -339,6 +343,7 @@ class Launcher:
         is_time = self._ending_at is not None and (now >= self._ending_at or not self._roster)
         if is_time and self._ending is None:
             self._end_all()
+        self._seen = None
         for sweep in self._sweeps():
             sweep.advance()
         self._note_deaths()

@@ -21,7 +21,7 @@ import time
 from safepool.host import choose, prctl
 
 _SHORTEST_PAUSE = 0.001
-_LONGEST_PAUSE = 0.05
+_LONGEST_PAUSE = 0.01
 
 
 def prepare() -> None:
