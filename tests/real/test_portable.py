@@ -219,18 +219,36 @@ def test_one_that_a_look_has_seen_cannot_hide_afterwards(system: Portable) -> No
     os.mkfifo(gate)
     owner = system.jail.script(HIDES, str(gate), environment=system.environment)
     launcher = int(system.jail.hear("ready")[0].text)
-    # Nothing else wakes the launcher than its next look.
-    before = wakings(launcher)
-    truth.until(lambda: wakings(launcher) >= before + 3, "the launcher does not look")
+    wait_for_looks(launcher)
     gate.write_text("")
     system.jail.hear("hidden")
+    wait_for_looks(launcher)  # at which it is an orphan
     (daemon,) = sleepers(system.jail)
     assert truth.parent(daemon) not in (launcher, owner.pid)
     owner.send(signal.SIGKILL)
     system.jail.assert_empty("owner killed", BOUND)
 
 
+def wait_for_looks(launcher: int) -> None:
+    """Wait for the next looks: nothing else wakes a launcher that has nothing to do."""
+    before = wakings(launcher)
+    truth.until(lambda: wakings(launcher) >= before + 3, "the launcher does not look")
+
+
 def wakings(pid: int) -> int:
     """How often a process has gone to sleep by itself."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+
+def test_the_lifeline_alone_ends_a_killed_launchers_workers(method: str, system: Portable) -> None:
+    """The sidecar is no net here, and owner and launcher are SIGKILLed: busy workers go."""
+    console = system.console(method, SAFEPOOL_TEST_NETS="deathsig")
+    for _ in range(2):
+        console.ask("hold sleeper")
+    workers = [line.pid for line in system.jail.hear("ready", 2)]
+    for launcher in {truth.parent(pid) for pid in workers}:
+        os.kill(launcher, signal.SIGKILL)
+    console.owner.send(signal.SIGKILL)
+    for pid in workers:
+        assert truth.wait_gone(pid, BOUND), truth.describe(pid)
