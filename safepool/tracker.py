@@ -88,6 +88,8 @@ def share_tracker(descriptor: int) -> None:
     """In a worker: register with the owner's tracker, not with one of our own, which would
     unlink at our end what we have only attached."""
     stock: Any = resource_tracker._resource_tracker
+    # The monitor may have held it, launching the tracker, when this process was forked.
+    stock._lock = threading.RLock()
     stock._fd, stock._pid = descriptor, None
 
 

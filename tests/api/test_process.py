@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from multiprocessing import process as mp_process
+from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,36 @@ def test_starting_and_joining_in_different_threads(method: str) -> None:
     thread.start()
     thread.join(BOUND)
     assert ended(made[0]) == 3
+
+
+def test_a_fork_while_another_thread_uses_the_resource_tracker() -> None:
+    """The tracker's lock is held at the instant of the fork: the worker registers all the same."""
+    block = shared_memory.SharedMemory(create=True, size=8)
+    is_held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with resource_tracker._resource_tracker._lock:  # type: ignore[attr-defined]
+            is_held.set()
+            let_go.wait(truth.PATIENCE)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        is_held.wait(truth.PATIENCE)
+        process = safepool.get_context("fork").Process(target=work.write_shared, args=(block.name,))
+        process.start()
+        process.join(truth.PATIENCE)
+        hangs = process.is_alive()
+        process.kill()
+        process.join()
+        assert not hangs
+        assert block.buf is not None
+        assert bytes(block.buf[:5]) == b"hello"
+    finally:
+        let_go.set()
+        holder.join()
+        block.close()
+        block.unlink()
 
 
 def test_many_at_once(method: str) -> None:
