@@ -1,6 +1,7 @@
 """The first instructions of a worker, and its three ways into the user's code.
 
-Order, in every worker: (1) arm PDEATHSIG towards the launcher, (2) verify that the
+Order, in every worker: (1) arm PDEATHSIG towards the launcher (with the portable
+backend: a thread that holds a lifeline to it), (2) verify that the
 launcher is still the parent, by the number that it handed down: a parent that died
 between fork and (1) would never be noticed, since the signal is not retroactive
 (prctl(2)); parents 0 and 1 are ordinary in containers and mean nothing, (3) enter the
@@ -17,20 +18,20 @@ command line of a spawned interpreter.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import fcntl
 import marshal
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from safepool import surroundings
+from safepool import loop, surroundings
 from safepool.core.lineage import MARK_VARIABLE, extend, tag_of
 from safepool.core.values import dataclass
-from safepool.host import prctl, title
+from safepool.host import choose, own, title
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -50,7 +51,11 @@ def nets() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Parentage:
-    """What a launcher hands down to each of its workers, never sampled by the worker."""
+    """What a launcher hands down to each of its workers, never sampled by the worker.
+
+    ``owner_pidfd`` polls as readable when the owner is gone, ``lifeline`` when the
+    launcher is; both may be pipes (see :class:`safepool.host.own.OwnEnd`).
+    """
 
     launcher_pid: int
     run_id: str
@@ -59,6 +64,7 @@ class Parentage:
     oom_score: str | None
     title: title.Title
     open_files: tuple[int, int]
+    lifeline: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,8 @@ def arm(number: int, parentage: Parentage, go_in: Callable[[], None]) -> None:
     ``go_in`` takes this process into the run's cgroup, where there is one.
     """
     rearm(parentage.launcher_pid)
+    if parentage.lifeline is not None and "deathsig" in nets():
+        hold_lifeline(parentage.lifeline)
     go_in()
     set_tag(tag_of(parentage.run_id, number))
     os.environ[MARK_VARIABLE] = extend(parentage.owner_mark, parentage.run_id, number)
@@ -126,16 +134,38 @@ def rearm(launcher_pid: int) -> None:
     """Arm PDEATHSIG again: the kernel drops it when a process changes its user (prctl(2)),
     and an initializer is where workers drop privileges."""
     if "deathsig" in nets():
-        prctl.set_parent_death_signal(signal.SIGKILL)
+        own.follow_parent()
         if os.getppid() != launcher_pid:
             os._exit(_LOST)
+
+
+def hold_lifeline(fd: int) -> None:
+    """End this process as soon as the launcher, which has the other end of this pipe, is dead.
+
+    A thread does so where no PDEATHSIG can: it needs the interpreter, so a call that keeps
+    that to itself is waited for. Like PDEATHSIG it is for this process alone: no fork has it.
+    """
+    found = os.fstat(fd)
+
+    def wait() -> None:
+        try:
+            # Nobody ever writes. One reading: the number may be another file's later.
+            os.read(fd, 1)
+            now = os.fstat(fd)
+        except OSError:
+            return  # closed by the user's code; the other nets are left
+        if (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino):
+            os._exit(_LOST)
+
+    with loop.signals_blocked():
+        _thread.start_new_thread(wait, ())
 
 
 def set_tag(tag: int) -> None:
     """Carry the tag, for this process and all that it starts.
 
     Where an administrator has bounded RLIMIT_RTTIME below the tag it cannot be set;
-    the mark and the parentage remain.
+    the mark and the parentage remain. So it is with the portable backend.
     """
     if can_carry(tag):
         _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
@@ -144,12 +174,16 @@ def set_tag(tag: int) -> None:
 
 def can_carry(tag: int) -> bool:
     """May this process, and what it starts, carry the tag?"""
+    if choose.is_portable():
+        return False
     _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)
     return hard == resource.RLIM_INFINITY or hard >= tag
 
 
 def read_tag() -> int:
-    """The soft limit in which the tag is kept, of this process."""
+    """The soft limit in which the tag is kept, of this process; -1 where there is none."""
+    if choose.is_portable():
+        return -1
     return resource.getrlimit(resource.RLIMIT_RTTIME)[0]
 
 
@@ -220,11 +254,10 @@ def write_blob(
 ) -> int:
     """Return a descriptor that holds all that a worker is made from.
 
-    A memory file: it cannot fill a disk or block on a reader, and vanishes with its
-    last descriptor.
+    An unnamed file: it cannot block on a reader, and vanishes with its last descriptor.
     """
     head = marshal.dumps((environment, arguments, around))
-    fd = os.memfd_create("safepool-worker", os.MFD_CLOEXEC)
+    fd = own.unnamed_file("safepool-worker")
     try:
         with open(fd, "wb", closefd=False) as file:
             file.write(len(head).to_bytes(8, "little"))
@@ -302,12 +335,14 @@ def exec_spawned(request: StartRequest, parentage: Parentage) -> NoReturn:
     _take_stdio(request.stdio)
     # Not among the standard descriptors: one that the owner had closed stays closed.
     sentinel = fcntl.fcntl(parentage.owner_pidfd, fcntl.F_DUPFD_CLOEXEC, 3)
-    for fd in [request.blob, sentinel, request.tracker, *request.inherited]:
+    lifeline = parentage.lifeline
+    for fd in [request.blob, sentinel, request.tracker, *request.inherited, lifeline]:
         if fd is not None:
             os.set_inheritable(fd, True)
     program = _SPAWNED.format(
         folder=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-        fds=(request.blob, sentinel, request.tracker, request.inherited),
+        backend=choose.name(),
+        fds=(request.blob, sentinel, request.tracker, request.inherited, lifeline),
     )
     executable = arguments[0]
     os.execve(executable, [*arguments, "-c", program, "--multiprocessing-fork"], environment)
@@ -315,17 +350,25 @@ def exec_spawned(request: StartRequest, parentage: Parentage) -> NoReturn:
 
 _SPAWNED = (
     "import sys; folder = {folder!r}; folder in sys.path or sys.path.append(folder); "
-    "from safepool.bootstrap import spawned_main; spawned_main(*{fds!r})"
+    "from safepool.bootstrap import spawned_main; spawned_main({backend!r}, *{fds!r})"
 )
 
 
 def spawned_main(
-    blob: int, sentinel: int, tracker: int | None, inherited: tuple[int, ...]
+    backend: str,
+    blob: int,
+    sentinel: int,
+    tracker: int | None,
+    inherited: tuple[int, ...],
+    lifeline: int | None,
 ) -> NoReturn:
     """The main function of a spawned interpreter."""
-    for fd in [blob, sentinel, tracker, *inherited]:
+    choose.use(backend)
+    for fd in [blob, sentinel, tracker, *inherited, lifeline]:
         if fd is not None:
             os.set_inheritable(fd, False)
+    if lifeline is not None and "deathsig" in nets():
+        hold_lifeline(lifeline)
     sys.exit(_become(blob, sentinel, tracker, inherited))
 
 

@@ -15,11 +15,11 @@ import contextlib
 import mmap
 import os
 import socket
-import tempfile
 from collections import deque
 from typing import Protocol
 
 from safepool.core import frames
+from safepool.host import own
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
@@ -92,7 +92,7 @@ class Channel:
                 # Both ends of ours: reading is how a claim is taken back.
                 os.set_blocking(claims_out, False)
                 os.set_blocking(self._claims_in, False)
-                page_fd = _unnamed_file()
+                page_fd = own.unnamed_file("safepool-page")
                 try:
                     os.ftruncate(page_fd, frames.PAGE_BYTES)
                     self._page = mmap.mmap(page_fd, frames.PAGE_BYTES)
@@ -198,10 +198,3 @@ class Channel:
         self._page.close()
         os.close(self._claims_in)
         os.close(self._claims_out)
-
-
-def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("safepool-page")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

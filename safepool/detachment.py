@@ -22,8 +22,7 @@ from safepool.core.identity import Incarnation
 from safepool.core.lineage import MARK_VARIABLE, detached_tag, innermost
 from safepool.core.record import is_run_id
 from safepool.errors import ProtectionError, SafePoolError
-from safepool.host import cgroup
-from safepool.host.linux import LinuxHost
+from safepool.host import cgroup, choose
 
 _log = logging.getLogger("safepool")
 
@@ -47,8 +46,8 @@ class DetachedPopen(subprocess.Popen[Any]):
 
     Raises:
         ProtectionError: in a worker, if an administrator has bounded RLIMIT_RTTIME
-            below the tag, by its hard limit: no sweep could tell the process from a
-            stray. Nothing was started.
+            below the tag, by its hard limit, and with the portable backend: no sweep
+            could tell the process from a stray. Nothing was started.
         Whatever ``subprocess.Popen`` raises.
 
     If the registry cannot be written the process is started all the same, and a
@@ -136,7 +135,7 @@ class DetachedPopen(subprocess.Popen[Any]):
 
     def _note(self, run_id: str, cwd: Callable[[], str]) -> None:
         """Put the process on record."""
-        host = LinuxHost()
+        host = choose.host()
         words = [self.args] if isinstance(self.args, (str, bytes, os.PathLike)) else self.args
         problem: Exception | None
         try:
@@ -176,8 +175,14 @@ def _without_mark(env: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _leave_then(preexec_fn: Callable[[], Any] | None, run_id: str) -> Callable[[], Any] | None:
     """What the child calls before its program runs: take on the tag, then the user's own."""
-    if not hasattr(resource, "RLIMIT_RTTIME"):
-        return preexec_fn  # no tags here: the record alone is the witness
+    if choose.is_portable():
+        if run_id:
+            raise ProtectionError(
+                "no process can be detached within a run of the portable backend: it knows a "
+                "process by its parents and its environment alone, so a sweep could not tell what "
+                "it starts from a stray. Start it outside of the pool"
+            )
+        return preexec_fn
     # A process outside of any run needs no tag, but does not harm anybody with one.
     tag = detached_tag(run_id or "0" * 32)
     _, hard = resource.getrlimit(resource.RLIMIT_RTTIME)

@@ -29,7 +29,8 @@ from safepool.core.lineage import is_detached_tag, is_helper_tag, is_tag_of_run,
 from safepool.core.record import RunRecord, Verdict
 from safepool.core.values import dataclass
 from safepool.host import vitals
-from safepool.host.linux import LinuxHost, ticks
+from safepool.host.base import Host
+from safepool.host.own import ticks
 
 Role = Literal["owner", "sidecar", "launcher", "worker", "stray", "detached"]
 
@@ -89,7 +90,7 @@ class ListedRun:
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def take_inventory(directory: str, host: LinuxHost) -> list[ListedRun]:
+def take_inventory(directory: str, host: Host) -> list[ListedRun]:
     """Look once at registry and process table; the oldest run first, foreign ones last.
 
     Raises ProtectionError when the registry is not private to this user, OSError when it
@@ -121,7 +122,9 @@ class _Life:
         if self.record is None:
             return
         if found.judgement.verdict is Verdict.DEAD:
-            self.until = registry.RunFiles.attach(directory, found.run_id).last_sign_of_life()
+            self.until = registry.RunFiles.attach(directory, found.run_id).last_sign_of_life(
+                ticks()
+            )
         for member in found.members:
             self.roles[member.incarnation] = member.kind
 
@@ -172,9 +175,7 @@ def _by_witness(row: ProcessRow, lives: list[_Life]) -> _Life | None:
     return None
 
 
-def _list_run(
-    life: _Life, snapshot: Snapshot, homes: dict[int, _Life], host: LinuxHost
-) -> ListedRun:
+def _list_run(life: _Life, snapshot: Snapshot, homes: dict[int, _Life], host: Host) -> ListedRun:
     found, record = life.found, life.record
     rows = [row for row in snapshot.alive() if homes.get(row.pid) is life]
     rows.sort(key=lambda row: (row.start, row.pid))
@@ -227,7 +228,7 @@ def _worker_number(row: ProcessRow, life: _Life) -> int:
     return worker_of_tag(row.tag)
 
 
-def _list_process(row: ProcessRow, role: Role, number: int, host: LinuxHost) -> ListedProcess:
+def _list_process(row: ProcessRow, role: Role, number: int, host: Host) -> ListedProcess:
     return ListedProcess(
         incarnation=row.incarnation,
         parent=row.ppid,

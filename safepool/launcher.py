@@ -20,8 +20,7 @@ The owner's end is any of: its pidfd is readable; the control socket is at its e
 (exec closes it, and so does anything that the owner does to its descriptors). Then
 everything below is swept, politely first, and the launcher leaves.
 
-Called by: :mod:`safepool.run` in a fork of the owner (fork), the sidecar in a fork
-of itself (spawn, forkserver).
+Called by: :mod:`safepool.launcher_start`.
 """
 
 from __future__ import annotations
@@ -30,40 +29,34 @@ import errno
 import gc
 import math
 import os
-import signal
 import socket
 import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from safepool import loop
+from safepool import loop, registry
 from safepool.bootstrap import (
     Parentage,
     StartRequest,
     WorkerMain,
     arm,
-    exec_spawned,
     nets,
     raise_open_files,
     read_oom_score,
-    run_unpickled,
     write_oom_score,
 )
-from safepool.core.identity import Snapshot
-from safepool.core.planner import Target
+from safepool.census import Census
+from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.policy import StopPolicy
-from safepool.core.values import replace
 from safepool.core.wire import (
     Failed,
     WireError,
     decode,
     encode,
 )
-from safepool.host import prctl, title
-from safepool.host.linux import LinuxHost
+from safepool.host import choose, own, title
 from safepool.launcher_config import LauncherConfig
 from safepool.launcher_container import LauncherContainer
-from safepool.preload import preload, read_settings
 from safepool.roster import Roster, send_status
 from safepool.sparing import Sparing
 from safepool.sweeper import Sweep, advance_together
@@ -74,61 +67,6 @@ HEAD_START = 0.025
 ``parent_process()`` may finish by itself."""
 
 _OOM_SCORE = "-900"
-
-
-def serve(
-    config: LauncherConfig,
-    control: socket.socket,
-    reports: socket.socket,
-    owner_pidfd: int,
-    worker_main: WorkerMain,
-    children: loop.ChildLoop,
-) -> NoReturn:
-    """Be the launcher, in the process that was forked to be one; never returns."""
-    collects = gc.isenabled()
-
-    def main() -> None:
-        # The owner's objects are not this process's to finalize, nor their pages to touch.
-        gc.disable()
-        gc.freeze()
-        prctl.set_child_subreaper()
-        launcher = Launcher(config, control, reports, owner_pidfd, worker_main, children)
-        launcher.workers_collect = collects
-        launcher.run()
-
-    loop.end_with(main)
-
-
-def serve_from_sidecar(
-    config: LauncherConfig,
-    method: str,
-    control: socket.socket,
-    reports: socket.socket,
-    owner_pidfd: int,
-    settings_fd: int,
-    sidecar_pid: int,
-) -> None:
-    """Be a launcher for spawn or forkserver, in a fork of the sidecar; returns if that is gone.
-
-    Back in the owner's process group, so that job control works as users know it.
-    Signals have their default actions while modules are imported: a main module that
-    never ends must not make the launcher deaf.
-    """
-    # The owner or its group may just have gone; then its terminal is no matter.
-    with suppress(OSError):
-        os.setpgid(0, os.getpgid(config.owner_pid))
-    settings = read_settings(settings_fd)
-    main: WorkerMain = exec_spawned
-    if method == "forkserver":
-        # The user's imports may take for ever, and nobody watches meanwhile.
-        prctl.set_parent_death_signal(signal.SIGKILL)
-        if os.getppid() != sidecar_pid:
-            return
-        preload(settings)
-        prctl.set_parent_death_signal(0)
-        main = run_unpickled
-    config = replace(config, idle_after=settings.idle_after)
-    serve(config, control, reports, owner_pidfd, main, loop.ChildLoop())
 
 
 class Launcher:
@@ -152,20 +90,35 @@ class Launcher:
         self.workers_collect = True
         self._worker_main = worker_main
         self._children = children
-        self._host = LinuxHost()
+        self._host = choose.host()
         self._nets = nets()
         self._idle_since = time.monotonic()
         self._ending: Sweep | None = None
         self._ending_at: float | None = None
         self._leave_at = math.inf
         self._finished = False
+        self._seen: Snapshot | None = None
         me = self._host.incarnation(os.getpid())
         if me is None:
             raise RuntimeError("/proc does not show this process; is it mounted?")
         self._me = me
+        self._owner = Incarnation(config.owner_pid, config.owner_start)
+        self._census = Census(self._host, self._owner)
+        files, self._own_end = None, None
+        if not own.keeps_orphans():
+            files = registry.RunFiles.attach(config.registry, config.run_id)
+            self._own_end = own.OwnEnd()
         self._sparing = Sparing(self._host, config.run_id, config.registry, self._look)
         self._roster = Roster(
-            self._host, me, config.run_id, config.policy, self._look, self._tell, self._sparing
+            self._host,
+            me,
+            config.run_id,
+            config.policy,
+            self._look,
+            self._tell,
+            self._sparing,
+            self._census,
+            files,
         )
         self._container = LauncherContainer(
             config.cgroup, config.launcher_id, stays_out=config.one_shot
@@ -180,6 +133,7 @@ class Launcher:
             oom_score=oom_score if was_lowered else None,
             title=title.read(),
             open_files=raise_open_files() if config.open_files is None else config.open_files,
+            lifeline=None if self._own_end is None else self._own_end.fd,
         )
         words = ["safepool-launcher", f"run={config.run_id}", f"owner={config.owner_pid}"]
         title.write(title.Title("safepool-launch", "\0".join(words).encode()))
@@ -189,7 +143,8 @@ class Launcher:
         while not self._finished:
             ready = self._children.wait(self._watched(), self._wake_at())
             self._note_deaths()
-            if self._owner_pidfd in ready:
+            self._census.take(self._roster.incarnations())
+            if self._owner_pidfd in ready or (self._watches_owner and self._census.owner_is_gone):
                 self._watches_owner = False
                 self._owner_ended()
             if self._hears_owner and self._control.fileno() in ready:
@@ -212,6 +167,7 @@ class Launcher:
 
     def _wake_at(self) -> float | None:
         times = [sweep.wake_at for sweep in self._sweeps() if sweep.wake_at is not None]
+        times.append(self._census.wake_at)
         if self._container.enter_at is not None:
             times.append(self._container.enter_at)
         if self._ending_at is not None:
@@ -219,7 +175,7 @@ class Launcher:
                 times.append(self._ending_at)
         elif self._config.idle_after is not None and not self._roster:
             times.append(self._idle_since + self._config.idle_after)
-        return min(times, default=None)
+        return min(times)
 
     # -- requests ----------------------------------------------------------------------
 
@@ -306,7 +262,12 @@ class Launcher:
     # -- ends --------------------------------------------------------------------------
 
     def _look(self) -> Snapshot:
-        return self._host.look_subtree(self._me.pid, self._config.run_id)
+        if own.keeps_orphans():
+            return self._host.look_subtree(self._me.pid, self._config.run_id)
+        if self._seen is None:
+            # It is dear, so all sweeps of one turn of the loop share it.
+            self._seen = self._host.look_all(tags=True)
+        return self._seen
 
     def _note_deaths(self) -> None:
         dead = loop.reap()
@@ -325,13 +286,9 @@ class Launcher:
             self._finished = True
 
     def _end_all(self) -> None:
-        target = Target(
-            roots=self._roster.incarnations(),
-            subtree_of=self._me,
-            spare=self._sparing.on_record() | {self._me},
-        )
+        target = self._roster.everything(spare=self._sparing.on_record() | {self._me, self._owner})
         grace = self._config.policy.last_grace
-        if not loop.is_dead(self._owner_pidfd) and not loop.has_hung_up(self._control):
+        if not self._owner_is_gone() and not loop.has_hung_up(self._control):
             # It lives and has not exec'd: it has closed the pool.
             grace = self._config.policy.grace
             target = self._roster.spare_rest(target)
@@ -347,6 +304,7 @@ class Launcher:
         if self._ending is not None and now >= self._leave_at:
             self._container.leave()
         self._container.advance(now)
+        self._seen = None
         advance_together(self._sweeps(), self._look)
         self._note_deaths()
         if self._roster.settle():
@@ -377,9 +335,12 @@ class Launcher:
 
     # -- telling -----------------------------------------------------------------------
 
+    def _owner_is_gone(self) -> bool:
+        return self._census.owner_is_gone or loop.is_dead(self._owner_pidfd)
+
     def _why(self) -> str:
         owner = self._config.owner_pid
-        if loop.is_dead(self._owner_pidfd):
+        if self._owner_is_gone():
             return f"owner {owner} is gone"
         return f"owner {owner} let go of its workers (closed the pool or its descriptors, or exec)"
 

@@ -17,7 +17,8 @@ class LauncherConfig:
     ``idle_after``: seconds without a worker after which it leaves; None: it waits
     for the owner's word. ``one_shot``: it leaves after its first worker.
     ``open_files``: limits that workers get back; None: those of now. ``cgroup``: that of
-    the run; the launcher makes one in it for its workers.
+    the run, in which there is one for this launcher's workers. ``owner_start``: with
+    ``owner_pid`` the name of the owner for ever.
     """
 
     launcher_id: int
@@ -30,3 +31,4 @@ class LauncherConfig:
     one_shot: bool = False
     open_files: tuple[int, int] | None = None
     cgroup: CgroupName = CgroupName()
+    owner_start: int = 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import threading
 from contextlib import suppress
@@ -30,6 +29,7 @@ from safepool.core.wire import (
     encode,
 )
 from safepool.errors import ProtectionError
+from safepool.host import own
 from safepool.latch import Latch
 
 START_TIMEOUT = 300.0
@@ -171,7 +171,10 @@ class LauncherLink:
     def reap(self) -> None:
         """Reap a launcher that is the owner's child and about to leave; bounded."""
         with self._reaping:
-            if self.child_pid is not None and reap_child(self.child_pid, REAP_TIMEOUT) is not None:
+            if (
+                self.child_pid is not None
+                and own.reap_child(self.child_pid, REAP_TIMEOUT) is not None
+            ):
                 self.child_pid = None
 
     def _send(self, message: bytes, fds: list[int]) -> None:
@@ -193,29 +196,3 @@ def read_status(fd: int, timeout: float | None) -> Status | None:
         return None
     data = os.read(fd, STATUS_SIZE)
     return decode_status(data) if data else None
-
-
-def reap_child(pid: int, timeout: float) -> int | None:
-    """Wait for a child of ours and return its exit code; None when it does not end in time.
-
-    One that somebody else has reaped, or the system (SIGCHLD ignored), counts as killed.
-    """
-    try:
-        _wait_for_end(pid, timeout)
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return -signal.SIGKILL
-    return os.waitstatus_to_exitcode(status) if reaped else None
-
-
-def _wait_for_end(pid: int, timeout: float) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return  # reaped by somebody else, or no descriptor is free: look without waiting
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll(timeout * 1000)
-    finally:
-        os.close(pidfd)

@@ -1,46 +1,69 @@
 """The launchers that a sidecar knows of, whoever forked them, and how patient each is.
 
-Each is watched by pidfd. One that said ``retired`` has ended what was below it; one
-that died without was killed, and then the sidecar has to look for what it left. Whose
-that was cannot always be told, so it gets the longest grace of those that may have left it.
+Each is watched by pidfd, where the host has such; else it is looked for. One that said
+``retired`` has ended what was below it; one that died without was killed, and then the
+sidecar has to look for what it left. Whose that was cannot always be told, so it gets the
+longest grace of those that may have left it.
 
 Called by: the sidecar.
 """
 
 from __future__ import annotations
 
-import os
+from collections.abc import Collection
 
+from safepool.census import Census
 from safepool.core.identity import CgroupName, Incarnation
+from safepool.core.planner import Target
 from safepool.core.policy import EndPolicy
 from safepool.core.record import Member
-from safepool.core.values import dataclass
+from safepool.core.values import dataclass, replace
 from safepool.host import container
-from safepool.host.base import Host
+from safepool.host.base import Handle, Host, NoHandle
 from safepool.registry import RunFiles
 
 
 @dataclass
 class _Launcher:
     incarnation: Incarnation
-    pidfd: int
+    handle: Handle | None
     policy: EndPolicy
     retired: bool = False
+
+    @property
+    def fd(self) -> int:
+        """Readable when it is dead; -1: look for it."""
+        return -1 if self.handle is None else self.handle.fd
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self.handle is not None:
+            self.handle.close()
 
 
 class LauncherWatch:
     """``lost_any``: at least one was killed. ``grace``: seconds for where none is known.
 
-    ``cgroup`` is that of the run.
+    ``cgroup`` is that of the run. ``census`` looks for the owner and for what is below
+    launchers, if the kernel does not keep that together.
     """
 
-    def __init__(self, host: Host, files: RunFiles, grace: float, cgroup: CgroupName) -> None:
+    def __init__(
+        self,
+        host: Host,
+        files: RunFiles,
+        grace: float,
+        owner: Incarnation,
+        cgroup: CgroupName,
+    ) -> None:
         self._host = host
         self._files = files
         self._cgroup = cgroup
         self._launchers: dict[int, _Launcher] = {}
+        self._names: dict[int, Incarnation] = {}
         self._default = EndPolicy(grace)
         self._lost: set[EndPolicy] = set()
+        self.census = Census(host, owner)
         self.lost_any = False
 
     def __len__(self) -> int:
@@ -66,9 +89,9 @@ class LauncherWatch:
         living = self._launchers.values()
         return frozenset(each.incarnation for each in living if not each.policy.last_grace)
 
-    def pidfds(self) -> list[int]:
+    def fds(self) -> list[int]:
         """Descriptors that are readable when a launcher is dead."""
-        return [each.pidfd for each in self._launchers.values()]
+        return [each.fd for each in self._launchers.values() if each.fd >= 0]
 
     def incarnations(self) -> frozenset[Incarnation]:
         """All that are watched."""
@@ -78,19 +101,17 @@ class LauncherWatch:
         """Watch a launcher; one that is gone already needs none, nor one that is known."""
         if launcher_id in self._launchers:
             return
-        try:
-            pidfd = os.pidfd_open(incarnation.pid)
-        except ProcessLookupError:
+        opened = self._host.open(incarnation)
+        if opened is NoHandle.GONE or not incarnation.start:
             self._lost.add(policy)
             self._remove_container(launcher_id)
             return
-        if self._host.incarnation(incarnation.pid) != incarnation:
-            os.close(pidfd)
-            self._lost.add(policy)
-            self._remove_container(launcher_id)
-            return
-        self._launchers[launcher_id] = _Launcher(incarnation, pidfd, policy)
+        # Without a free descriptor it is looked for.
+        handle = None if isinstance(opened, NoHandle) else opened
+        self._launchers[launcher_id] = _Launcher(incarnation, handle, policy)
+        self._names[launcher_id] = incarnation
         self._files.add_member(Member("launcher", incarnation))
+        self.census.soon()
 
     def note_retired(self, launcher_id: int) -> None:
         """It has said goodbye: its death will be no loss."""
@@ -98,10 +119,11 @@ class LauncherWatch:
             self._launchers[launcher_id].retired = True
 
     def note_dead(self, ready: set[int]) -> None:
-        """Strike off those whose pidfds are among ``ready``."""
+        """Strike off those that are dead: their descriptors are among ``ready``."""
+        self.census.take(self.incarnations())
         for launcher_id, each in list(self._launchers.items()):
-            if each.pidfd in ready:
-                os.close(each.pidfd)
+            if each.fd in ready or (each.fd < 0 and self._is_gone(each)):
+                each.close()
                 del self._launchers[launcher_id]
                 self._files.remove_member(Member("launcher", each.incarnation))
                 self._remove_container(launcher_id)
@@ -116,7 +138,26 @@ class LauncherWatch:
             part.remove(0.0)
             part.close()
 
+    def workers(self, numbers: Collection[int] | None = None) -> frozenset[Incarnation]:
+        """Workers on record; of these numbers or all. Launchers write them down only where
+        the kernel does not end them with their launcher."""
+        return frozenset(
+            member.incarnation
+            for member in self._files.members()
+            if member.kind == "worker" and (numbers is None or member.worker in numbers)
+        )
+
+    def with_lost(self, launcher_id: int, target: Target) -> Target:
+        """Add to a target what is on record or was seen below a launcher that was killed."""
+        name = self._names.get(launcher_id)
+        known = frozenset() if name is None else self.census.of(name)
+        return replace(target, roots=self.workers(target.workers), known=known)
+
     def close_in_child(self) -> None:
         """Close all descriptors in a fork of the sidecar."""
         for each in self._launchers.values():
-            os.close(each.pidfd)
+            each.close()
+
+    def _is_gone(self, launcher: _Launcher) -> bool:
+        # With the last word said it has nothing left to do; the next look would come late.
+        return launcher.retired or self._host.open(launcher.incarnation) is NoHandle.GONE

@@ -86,6 +86,15 @@ LAYERS = (
 """In the order in which they act."""
 
 
+WITHOUT_THE_KERNEL = {
+    "launcher": "the portable backend ends what it has seen in some look, or finds by its mark",
+    "deathsig": "the portable backend has a thread in each worker instead",
+    "tag": "the portable backend has none",
+    "cgroup": "the portable backend uses none",
+}
+"""What does not hold with the portable backend, and why."""
+
+
 def states(missing: Mapping[str, str]) -> tuple[LayerState, ...]:
     """The state of every layer; ``missing`` has the reason for each that does not hold."""
     unknown = missing.keys() - {layer.name for layer in LAYERS}
@@ -104,6 +113,7 @@ class Protection:
     ``sidecar``, ``launcher``: these processes watch the owner. ``tag``: workers can carry
     it. ``cgroup``: they live in a cgroup v2 of the run's own. ``reason``: why something
     is missing, "" when nothing is; the cgroup never counts, since nothing depends on it.
+    ``backend``: "linux", or "portable", which promises less (see docs/architecture.md).
     """
 
     sidecar: bool
@@ -111,6 +121,7 @@ class Protection:
     reason: str = ""
     tag: bool = True
     cgroup: bool = False
+    backend: str = "linux"
 
     @property
     def layers(self) -> tuple[LayerState, ...]:
@@ -123,12 +134,14 @@ class Protection:
             missing |= {"launcher": why, "deathsig": why}
         if not self.tag:
             missing["tag"] = "the hard limit of RLIMIT_RTTIME is lower than the tag"
+        if self.backend == "portable":
+            missing |= WITHOUT_THE_KERNEL
         return states(missing)
 
 
-def states_for(lacking: Mapping[str, str]) -> tuple[LayerState, ...]:
+def states_for(lacking: Mapping[str, str], backend: str = "linux") -> tuple[LayerState, ...]:
     """The same from mechanisms: a layer holds if ``lacking`` has none that it needs."""
-    missing = {}
+    missing = dict(WITHOUT_THE_KERNEL) if backend == "portable" else {}
     for layer in LAYERS:
         reasons = [lacking[need] for need in layer.needs if need in lacking]
         if reasons:

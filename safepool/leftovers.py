@@ -30,7 +30,7 @@ from safepool.core.values import dataclass, replace
 from safepool.errors import SafePoolError
 from safepool.host import container
 from safepool.host.base import Host
-from safepool.host.linux import ticks
+from safepool.host.own import ticks
 from safepool.sweeper import Sweep
 
 DETACHED, LATE, OURS = (
@@ -72,7 +72,7 @@ def target_of(
         ),
         run_id=run.record.run_id,
         born_from=run.record.started_ticks,
-        born_until=files.last_sign_of_life(),
+        born_until=files.last_sign_of_life(ticks()),
         swept_from=swept_from,
         spare=spare,
     )
@@ -166,6 +166,8 @@ def start_up_sweeps(
     for run in found:
         if not isinstance(run.record, RunRecord) or run.judgement.verdict is not Verdict.DEAD:
             continue
+        if run.run_id == files.run_id:
+            continue  # the owner died while the sidecar came up: that is the end of the run itself
         claimed = registry.RunFiles.attach(files.directory, run.run_id)
         if claimed.claim():
             dead = registry.DeadRun(run.record, run.members)

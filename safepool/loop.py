@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +27,11 @@ from typing import NoReturn
 
 from safepool.core.identity import Incarnation
 from safepool.core.wire import MAX_DESCRIPTORS, MAX_MESSAGE
+from safepool.errors import ProtectionError
 from safepool.host.base import Host
 
 _MAX_WAIT = 3600.0
+_NO_SUCH_SOCKETS = frozenset({errno.EPROTONOSUPPORT, errno.EPROTOTYPE, errno.EOPNOTSUPP})
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:
@@ -92,6 +96,23 @@ class ChildLoop:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._worker_mask)
 
 
+def packet_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets that keep packets apart and tell when the other end is gone.
+
+    Raises ProtectionError where the system has none: a stream would cut messages in pieces,
+    datagrams do not tell of an end. OSError when no descriptor is free.
+    """
+    try:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_SOCKETS:
+            raise
+        raise ProtectionError(
+            f"{sys.platform} has no packet sockets (AF_UNIX, SOCK_SEQPACKET), over which owner, "
+            "sidecar and launchers speak; safepool cannot run here so far"
+        ) from error
+
+
 def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """Send one packet with descriptors if that can be done at once, else BlockingIOError.
 
@@ -99,7 +120,9 @@ def send(sock: socket.socket, data: bytes, fds: Sequence[int]) -> None:
     """
     rights = array.array("i", fds)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-    sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    # Where a flag is missing, Python's ignored SIGPIPE does the same.
+    quiet = getattr(socket, "MSG_NOSIGNAL", 0)
+    sock.sendmsg([data], ancillary, socket.MSG_DONTWAIT | quiet)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
@@ -111,7 +134,8 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     """
     numbers = array.array("i")
     room = socket.CMSG_LEN(MAX_DESCRIPTORS * numbers.itemsize)
-    flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+    closing = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    flags = socket.MSG_DONTWAIT | closing
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, room, flags)
     except BlockingIOError:
@@ -121,6 +145,8 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    for fd in numbers if not closing else ():
+        os.set_inheritable(fd, False)
     return data, list(numbers)
 
 

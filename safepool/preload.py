@@ -2,7 +2,7 @@
 
 A forkserver launcher imports the owner's main module (as ``__mp_main__``) and what
 ``multiprocessing.set_forkserver_preload`` named, once, so that its workers find all
-that imported. The settings travel in a memory file.
+that imported. The settings travel in an unnamed file.
 
 Called by: :mod:`safepool.run` (writes), :mod:`safepool.sidecar` (reads, imports).
 """
@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 
 from safepool.core.values import dataclass
+from safepool.host import own
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def write_settings(settings: LauncherSettings) -> int:
         settings.environment,
         settings.arguments,
     )
-    fd = os.memfd_create("safepool-launcher", os.MFD_CLOEXEC)
+    fd = own.unnamed_file("safepool-launcher")
     try:
         with open(fd, "wb", closefd=False) as file:
             marshal.dump(fields, file)

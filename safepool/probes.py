@@ -27,7 +27,7 @@ from safepool.errors import SafePoolError
 from safepool.host import cgroup, container, prctl
 from safepool.host.base import NoHandle
 from safepool.host.linux import LinuxHost
-from safepool.launcher_link import reap_child
+from safepool.host.own import reap_child
 
 _PATIENCE = 10.0
 _RUN_ID = "d0c" * 10 + "d0"

@@ -19,12 +19,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from safepool.census import Census
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import Target
 from safepool.core.policy import EndPolicy, StopPolicy
+from safepool.core.record import Member
 from safepool.core.values import dataclass, field, replace
 from safepool.core.wire import Exited, Started, Status, encode_status
+from safepool.host import own
 from safepool.host.base import Host
+from safepool.registry import RunFiles
 from safepool.sparing import Released, Sparing
 from safepool.sweeper import Sweep
 from safepool.telling import describe
@@ -62,26 +66,33 @@ class _Worker:
 class Roster:
     """``look`` reads the launcher's subtree; ``tell`` takes (level, text).
 
-    ``has_failed``: a worker has ended in another way than in order.
+    ``has_failed``: a worker has ended in another way than in order. Where the kernel does
+    not keep the tree together, ``census`` remembers it, and workers are written down in
+    ``files``, since they might outlive a launcher that is killed.
     """
 
     def __init__(
         self,
         host: Host,
-        own: Incarnation,
+        me: Incarnation,
         run_id: str,
         policy: EndPolicy,
         look: Callable[[], Snapshot],
         tell: Callable[[str, str], None],
         sparing: Sparing,
+        census: Census | None = None,
+        files: RunFiles | None = None,
     ) -> None:
         self._host = host
-        self._own = own
+        self._me = me
         self._run_id = run_id
         self._policy = policy
         self._look = look
         self._tell = tell
         self._sparing = sparing
+        self._census = census
+        self._files = files
+        self.numbers: set[int] = set()
         self._workers: dict[int, _Worker] = {}
         self.has_had_any = False
         self.has_failed = False
@@ -93,6 +104,19 @@ class Roster:
         """Names of all that are here, for a sweep of everything."""
         return frozenset(worker.incarnation for worker in self._workers.values())
 
+    def everything(self, spare: frozenset[Incarnation]) -> Target:
+        """All that is below the launcher, and all that came from there."""
+        target = Target(self.incarnations(), subtree_of=self._me, spare=spare)
+        if self._census is None or own.keeps_orphans():
+            return target
+        return replace(
+            target,
+            known=self._census.of(),
+            run_id=self._run_id,
+            workers=frozenset(self.numbers),
+            born_from=self._me.start,
+        )
+
     def sweeps(self) -> Iterator[Sweep]:
         """The sweeps that are not over."""
         for worker in self._workers.values():
@@ -103,6 +127,11 @@ class Roster:
     def add(self, number: int, incarnation: Incarnation, status_fd: int) -> None:
         """Take up a worker that was just forked, and tell the owner."""
         self._workers[number] = _Worker(number, incarnation, status_fd)
+        self.numbers.add(number)
+        if self._files is not None:
+            self._files.add_member(Member("worker", incarnation, number))
+        if self._census is not None:
+            self._census.soon()
         self.has_had_any = True
         send_status(status_fd, Started(incarnation.pid, incarnation.start))
 
@@ -172,6 +201,7 @@ class Roster:
     def _target(self, worker: _Worker) -> Target:
         return Target(
             roots=frozenset({worker.incarnation}),
+            known=frozenset() if self._census is None else self._census.of(worker.incarnation),
             run_id=self._run_id,
             workers=frozenset({worker.number}),
             born_from=worker.incarnation.start,
@@ -189,7 +219,7 @@ class Roster:
 
     def _begin(self, worker: _Worker, grace: float, *, asked: bool) -> None:
         target = self._target(worker)
-        sweep = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._own)
+        sweep = Sweep(self._host, target, StopPolicy(grace), self._look, own=self._me)
         worker.sweeps.append(_Ending(sweep, asked))
 
     def _tell_end(self, worker: _Worker) -> None:
@@ -217,6 +247,8 @@ class Roster:
         if worker.code is not None:
             send_status(worker.status_fd, Exited(worker.code))
         os.close(worker.status_fd)
+        if self._files is not None and worker.code is not None:
+            self._files.remove_member(Member("worker", worker.incarnation, worker.number))
         del self._workers[worker.number]
 
 

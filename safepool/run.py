@@ -33,7 +33,7 @@ from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
 
-from safepool import in_flight, launcher, loop, registry, run_container
+from safepool import in_flight, launcher_start, loop, registry, run_container
 from safepool.bootstrap import (
     Parentage,
     StartRequest,
@@ -47,8 +47,8 @@ from safepool.core.lineage import MARK_VARIABLE, helper_tag, tag_of
 from safepool.core.policy import DEFAULT_GRACE, EndPolicy
 from safepool.core.record import RunRecord
 from safepool.errors import ProtectionError
-from safepool.host import container, prctl
-from safepool.host.linux import LinuxHost, ticks
+from safepool.host import choose, container, own
+from safepool.host.base import Host
 from safepool.launcher_config import LauncherConfig
 from safepool.launcher_link import LauncherLink
 from safepool.layers import Protection
@@ -70,12 +70,9 @@ class Run:
     """Everything that belongs to this owner process."""
 
     def __init__(self) -> None:
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-            raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
-        # Before any fork: a fork of a threaded owner had better not import.
-        prctl.load()
+        own.prepare()
         in_flight.occupy_stdio()
-        host = LinuxHost()
+        host = choose.host()
         if not host.sees_own_namespace():
             raise ProtectionError(
                 "/proc shows another pid namespace than this process is in, so no process can be "
@@ -88,11 +85,12 @@ class Run:
         self.mark = os.environ.get(MARK_VARIABLE, "")
         self.owner = owner
         self.cgroup = run_container.find(self.run_id)
-        self.began = ticks()
+        self.began = own.ticks()
         with ExitStack() as undo:
             try:
-                self.pidfd = os.pidfd_open(owner.pid)
-                undo.callback(os.close, self.pidfd)
+                with in_flight.gate.lock:
+                    self._end = own.OwnEnd()
+                undo.callback(self._end.close)
                 self.reports, self.reporters = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
                 undo.callback(self.reports.close)
                 undo.callback(self.reporters.close)
@@ -111,7 +109,7 @@ class Run:
         self._is_over = False
         self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
 
-    def _write_record(self, host: LinuxHost) -> tuple[registry.RunFiles, CgroupName]:
+    def _write_record(self, host: Host) -> tuple[registry.RunFiles, CgroupName]:
         here = registry.here(host)
         record = RunRecord(
             run_id=self.run_id,
@@ -152,12 +150,17 @@ class Run:
             raise ProtectionError(reason)
 
     @property
+    def end_fd(self) -> int:
+        """Readable, for whoever has a copy, when this process is gone."""
+        return self._end.fd
+
+    @property
     def protection(self) -> Protection:
         """What protects the run now."""
         reason = self.monitor.sidecar.failure
         watched, tag = self.monitor.sidecar.is_watched, can_carry(tag_of(self.run_id, 1))
-        cgroup = bool(self.cgroup.inode)
-        return Protection(watched, launcher=True, reason=reason, tag=tag, cgroup=cgroup)
+        cgroup, backend = bool(self.cgroup.inode), choose.name()
+        return Protection(watched, True, reason, tag=tag, cgroup=cgroup, backend=backend)
 
     # -- launchers -----------------------------------------------------------------------
 
@@ -183,9 +186,10 @@ class Run:
             policy,
             one_shot=one_shot,
             cgroup=self.cgroup,
+            owner_start=self.owner.start,
         )
         with in_flight.gate.lock, ExitStack() as undo:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = loop.packet_pair()
             undo.enter_context(ours)
             with theirs:
                 link = self._fork_into(config, ours, theirs, make)
@@ -207,7 +211,7 @@ class Run:
     ) -> LauncherLink:
         """Fork; the child is the launcher and never returns. The link is watched already."""
         with ExitStack() as undo:
-            pidfd = os.dup(self.pidfd)
+            pidfd = os.dup(self._end.fd)
             undo.callback(os.close, pidfd)
             reporters = undo.enter_context(self.reporters.dup())
             tracker = os.dup(self.tracker.descriptor())
@@ -225,7 +229,7 @@ class Run:
                         )
                     )
             link = LauncherLink(config.launcher_id, ours, config.policy, pid)
-            link.incarnation = loop.name_of(LinuxHost(), pid)
+            link.incarnation = loop.name_of(choose.host(), pid)
             self.monitor.watch(link)
         return link
 
@@ -246,7 +250,7 @@ class Run:
         with ExitStack() as undo, in_flight.gate.lock:
             blob = write_settings(gather_settings(method, idle_after))
             undo.callback(os.close, blob)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = loop.packet_pair()
             undo.enter_context(theirs)
             link = LauncherLink(launcher_id, ours, policy, None)
             self.monitor.watch(link)
@@ -290,7 +294,7 @@ class Run:
         self.files.close()
         self.reports.close()
         self.reporters.close()
-        os.close(self.pidfd)
+        self._end.close()
 
     def forget(self) -> None:
         """In a forked child: let go of all that is the owner's, and touch nothing."""
@@ -300,7 +304,7 @@ class Run:
         self.files.close()
         self.reports.close()
         self.reporters.close()
-        os.close(self.pidfd)
+        self._end.close()
 
 
 _SHARED_IDLE = 0.5
@@ -392,4 +396,4 @@ def _be_launcher(
         sys.stdin = open(os.devnull, encoding="utf-8")
     children = loop.ChildLoop(worker_mask=owner_mask)
     set_tag(helper_tag(read_tag(), config.run_id))
-    launcher.serve(config, control, reporters, pidfd, be_worker, children)
+    launcher_start.serve(config, control, reporters, pidfd, be_worker, children)

@@ -23,7 +23,7 @@ from safepool.core.identity import CgroupName
 from safepool.core.record import RunRecord
 from safepool.core.values import replace
 from safepool.errors import ProtectionError
-from safepool.host import cgroup, container
+from safepool.host import cgroup, container, own
 from safepool.in_flight import gate
 from safepool.loop import signals_blocked
 
@@ -37,7 +37,7 @@ def is_wanted() -> bool:
     mode = os.environ.get(CGROUP_VARIABLE, "auto")
     if mode not in ("auto", "on", "off"):
         raise ProtectionError(f'{CGROUP_VARIABLE} must be "auto", "on" or "off", not {mode!r}')
-    if mode == "off" or "cgroup" not in nets():
+    if mode == "off" or "cgroup" not in nets() or not own.keeps_orphans():
         return False
     return mode == "on" or cgroup.is_delegated()
 

@@ -18,8 +18,7 @@ from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.planner import Target
 from safepool.core.policy import StopPolicy
 from safepool.host import container
-from safepool.host.base import Container
-from safepool.host.linux import LinuxHost
+from safepool.host.base import Container, Host
 from safepool.launcher_watch import LauncherWatch
 from safepool.sweeper import Sweep
 
@@ -32,7 +31,7 @@ class RunSweeps:
 
     def __init__(
         self,
-        host: LinuxHost,
+        host: Host,
         files: registry.RunFiles,
         launchers: LauncherWatch,
         own: Incarnation,
@@ -61,6 +60,7 @@ class RunSweeps:
             born_from=self._began,
             spare=self.spared(),
         )
+        target = self._launchers.with_lost(launcher_id, target)
         within = container.of_launcher(self._cgroup, launcher_id)
         return self._sweep(target, self._launchers.grace, within)
 
@@ -69,12 +69,14 @@ class RunSweeps:
         impatient = self._launchers.impatient()
         if not impatient or not self._launchers.last_grace:
             return None
-        return self._sweep(Target(roots=impatient, spare=self.spared()), 0.0)
+        known = self._launchers.census.of(*impatient)
+        return self._sweep(Target(impatient, known, spare=self.spared()), 0.0)
 
     def last(self, *, owner_lives: bool) -> Sweep:
         """For everybody else."""
         target = Target(
-            roots=self._launchers.incarnations(),
+            roots=self._launchers.incarnations() | self._launchers.workers(),
+            known=self._launchers.census.of(),
             subtree_of=self._own,
             run_id=self._files.run_id,
             born_from=self._began,

@@ -25,7 +25,7 @@ from enum import Enum
 from functools import partial
 from typing import Any, NoReturn
 
-from safepool import launcher, loop, registry
+from safepool import launcher_start, loop, registry
 from safepool.bootstrap import (
     nets,
     raise_open_files,
@@ -38,22 +38,23 @@ from safepool.core.identity import CgroupName, Incarnation
 from safepool.core.lineage import helper_tag
 from safepool.core.policy import EndPolicy
 from safepool.core.record import Member
-from safepool.host import container, prctl
-from safepool.host.linux import LinuxHost
+from safepool.host import choose, container, own
+from safepool.launcher import HEAD_START
 from safepool.launcher_config import LauncherConfig
 from safepool.launcher_watch import LauncherWatch
 from safepool.leftovers import SweepTask, start_up_sweeps
 from safepool.run_sweeps import LATER, RunSweeps
 from safepool.telling import describe, write_gently
 
-_HEAD_START = launcher.HEAD_START + 0.025
+_HEAD_START = HEAD_START + 0.025
 """Seconds that launchers get to sweep their own trees before the sidecar looks."""
 
 _OOM_SCORE = "-950"
 
 
-def main() -> NoReturn:
+def main(backend: str) -> NoReturn:
     """Be the sidecar; the command line that the owner execs ends here."""
+    choose.use(backend)
 
     def be_sidecar() -> None:
         try:
@@ -87,10 +88,10 @@ class Sidecar:
     """The loop of the sidecar process."""
 
     def __init__(self, children: loop.ChildLoop) -> None:
-        prctl.set_child_subreaper()
-        prctl.set_name("safepool-sidecar")
+        own.adopt_orphans()
+        own.set_name("safepool-sidecar")
         self._children = children
-        self._host = LinuxHost()
+        self._host = choose.host()
         self._control: socket.socket | None = socket.socket(fileno=wire.CONTROL)
         self._reports = socket.socket(fileno=wire.REPORTS)
         self._reporters = socket.socket(fileno=wire.REPORTERS)
@@ -126,7 +127,7 @@ class Sidecar:
         write_oom_score(_OOM_SCORE)
         self._open_files = raise_open_files()
         self._files = registry.RunFiles.attach(folder, run_id)
-        self._launchers = LauncherWatch(self._host, self._files, grace, self._cgroup)
+        self._launchers = LauncherWatch(self._host, self._files, grace, self._owner, self._cgroup)
         self._sweeps = RunSweeps(
             self._host, self._files, self._launchers, me, self._owner, began, self._cgroup
         )
@@ -144,7 +145,7 @@ class Sidecar:
             loop.reap()
             if self._control is not None and wire.CONTROL in ready:
                 self._take_requests()
-            if wire.OWNER in ready:
+            if wire.OWNER in ready or self._launchers.census.owner_is_gone:
                 self._watches_owner = False
                 self._owner_ended()
             self._hear_reports()
@@ -157,7 +158,7 @@ class Sidecar:
     # -- waiting -----------------------------------------------------------------------
 
     def _watched(self) -> list[int]:
-        fds = self._launchers.pidfds()
+        fds = self._launchers.fds()
         fds += [fd for task in self._all_tasks() for fd in task.sweep.watched]
         fds.append(wire.REPORTS)
         if self._watches_owner:
@@ -179,7 +180,7 @@ class Sidecar:
         times = [sweep.wake_at for sweep in sweeps if sweep.wake_at is not None]
         if self._patient_until is not None and self._final is None:
             times.append(self._patient_until)
-        return min([*times, self._beat_at])
+        return min([*times, self._beat_at, self._launchers.census.wake_at])
 
     # -- the owner's words ---------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class Sidecar:
         def be_launcher() -> None:
             self._close_own()
             self._children.leave_in_child()
-            launcher.serve_from_sidecar(
+            launcher_start.serve_from_sidecar(
                 LauncherConfig(
                     launcher_id,
                     self._run_id,
@@ -250,6 +251,7 @@ class Sidecar:
                     policy,
                     open_files=self._open_files,
                     cgroup=self._cgroup,
+                    owner_start=self._owner.start,
                 ),
                 method,
                 socket.socket(fileno=fds[0]),
@@ -304,8 +306,8 @@ class Sidecar:
         self._phase = _Phase.OWNERLESS
         # So that no other start sweeps the same run; without it both do, which is harmless.
         self._files.claim()
-        extra = LATER if self._launchers.impatient() else 0.0
-        self._patient_until = time.monotonic() + _HEAD_START + extra
+        delay = self._launchers.census.delay + (LATER if self._launchers.impatient() else 0.0)
+        self._patient_until = time.monotonic() + _HEAD_START + delay
         if "sidecar" not in nets():
             self._phase = _Phase.FINISHED if nets() & {"launcher", "deathsig"} else _Phase.DEAF
 

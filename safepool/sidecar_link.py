@@ -21,8 +21,9 @@ from safepool.core.policy import DEFAULT_GRACE
 from safepool.core.values import dataclass, field
 from safepool.core.wire import CONTROL, OWNER, REPORTERS, REPORTS, encode
 from safepool.errors import ProtectionError
-from safepool.launcher_link import REAP_TIMEOUT, reap_child
-from safepool.loop import close_all, send
+from safepool.host import choose, own
+from safepool.launcher_link import REAP_TIMEOUT
+from safepool.loop import close_all, packet_pair, send
 from safepool.surroundings import credentials
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class SidecarLink:
         """Close the socket and wait for the end, within bounds; return the exit code."""
         self.drop_waiting()
         self.control.close()
-        return reap_child(self.pid, REAP_TIMEOUT)
+        return own.reap_child(self.pid, REAP_TIMEOUT)
 
 
 def start_sidecar(run: Run) -> SidecarLink:
@@ -104,7 +105,7 @@ def start_sidecar(run: Run) -> SidecarLink:
         )
     with in_flight.gate.lock, ExitStack() as undo:
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours, theirs = packet_pair()
             undo.enter_context(ours)
             with theirs:
                 ours.send(hello)
@@ -133,7 +134,7 @@ def _spawn(run: Run, control: int) -> int:
     program = (
         "import sys; sys.path[:] = [p for p in sys.path if p]; "
         f"{folder!r} in sys.path or sys.path.append({folder!r}); "
-        "from safepool.sidecar import main; main()"
+        f"from safepool.sidecar import main; main({choose.name()!r})"
     )
     arguments = [
         executable(),
@@ -146,7 +147,7 @@ def _spawn(run: Run, control: int) -> int:
     ]
     wanted = {
         CONTROL: control,
-        OWNER: run.pidfd,
+        OWNER: run.end_fd,
         REPORTS: run.reports.fileno(),
         REPORTERS: run.reporters.fileno(),
     }

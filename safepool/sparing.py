@@ -21,7 +21,7 @@ from safepool.core.lineage import detached_tag, innermost, is_helper_tag, is_tag
 from safepool.core.membership import Target, find_members
 from safepool.core.planner import QUIET_LOOKS
 from safepool.core.values import dataclass, replace
-from safepool.host.linux import LinuxHost
+from safepool.host.base import Host
 from safepool.host.release import put_outside, put_tag, working_directory
 
 _PATIENCE = 0.5
@@ -40,7 +40,7 @@ class Sparing:
     """For one launcher: ``look`` reads its subtree, ``directory`` is the registry."""
 
     def __init__(
-        self, host: LinuxHost, run_id: str, directory: str, look: Callable[[], Snapshot]
+        self, host: Host, run_id: str, directory: str, look: Callable[[], Snapshot]
     ) -> None:
         self._host = host
         self._run_id = run_id

@@ -20,8 +20,7 @@ from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.planner import SweepReport, Target
 from safepool.core.policy import StopPolicy
 from safepool.core.record import Verdict
-from safepool.host.base import NoHandle
-from safepool.host.linux import LinuxHost
+from safepool.host.base import Host, NoHandle
 from safepool.inventory import ListedProcess, ListedRun, take_inventory
 from safepool.leftovers import ancestry
 
@@ -31,7 +30,7 @@ MARGIN = 3.0
 _LOOK_AGAIN = 0.05
 
 
-def refusal(run: ListedRun, host: LinuxHost) -> str:
+def refusal(run: ListedRun, host: Host) -> str:
     """Why this run may not be stopped from here; "" if it may."""
     if run.verdict is not Verdict.LIVE or run.record is None:
         return f"it is {run.verdict.value}: {run.reason}"
@@ -45,7 +44,7 @@ def refusal(run: ListedRun, host: LinuxHost) -> str:
     return ""
 
 
-def end_owner(owner: Incarnation, grace: float, host: LinuxHost) -> SweepReport:
+def end_owner(owner: Incarnation, grace: float, host: Host) -> SweepReport:
     """End the owner, and nobody else. Takes grace + 1 s at most."""
 
     def look() -> Snapshot:
@@ -56,9 +55,7 @@ def end_owner(owner: Incarnation, grace: float, host: LinuxHost) -> SweepReport:
     return sweeper.run(sweeper.Sweep(host, target, StopPolicy(grace), look))
 
 
-def wait_for_rest(
-    run_id: str, directory: str, host: LinuxHost, seconds: float
-) -> list[ListedProcess]:
+def wait_for_rest(run_id: str, directory: str, host: Host, seconds: float) -> list[ListedProcess]:
     """Wait until no process of the run is alive; return those that are after ``seconds``.
 
     Detached ones may stay: that is what they were let go for. Looks again whenever all that
@@ -74,7 +71,7 @@ def wait_for_rest(
         _wait_for_ends(left, host, patience)
 
 
-def _wait_for_ends(processes: Iterable[ListedProcess], host: LinuxHost, seconds: float) -> None:
+def _wait_for_ends(processes: Iterable[ListedProcess], host: Host, seconds: float) -> None:
     """Wait until all are dead, ``seconds`` at most."""
     until = host.now() + seconds
     with ExitStack() as undo:

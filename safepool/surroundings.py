@@ -20,6 +20,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
+from safepool.host import own
+
 _LIMITS = {
     name: getattr(resource, name)
     for name in dir(resource)
@@ -30,7 +32,10 @@ _LIMITS = {
 
 def credentials() -> tuple[Any, ...]:
     """User and groups of this process; what differs must not be shared."""
-    return os.getresuid(), os.getresgid(), tuple(sorted(os.getgroups()))
+    groups = tuple(sorted(os.getgroups()))
+    if not hasattr(os, "getresuid"):  # macOS
+        return os.getuid(), os.geteuid(), os.getgid(), os.getegid(), groups
+    return os.getresuid(), os.getresgid(), groups
 
 
 def gather(blocked: Iterable[int] = ()) -> tuple[Any, ...]:
@@ -47,10 +52,10 @@ def gather(blocked: Iterable[int] = ()) -> tuple[Any, ...]:
     own_mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     mask = tuple({int(number) for number in (*own_mask, *blocked)})
     return (
-        _umask(),
+        own.umask(),
         limits,
         os.getpriority(os.PRIO_PROCESS, 0),
-        tuple(os.sched_getaffinity(0)),
+        tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (),
         ignored,
         mask,
     )
@@ -66,22 +71,10 @@ def put_on(surroundings: tuple[Any, ...]) -> None:
             resource.setrlimit(number, (soft, hard))
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, priority)
-    with suppress(OSError):
-        os.sched_setaffinity(0, cpus)
+    if cpus:
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)
     for number in ignored:
         with suppress(OSError):
             signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _umask() -> int | None:
-    """Read, not set and set back: other threads make files in between."""
-    fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        status = os.read(fd, 8192)
-    finally:
-        os.close(fd)
-    for line in status.splitlines():
-        if line.startswith(b"Umask:"):
-            return int(line.split()[1], 8)
-    return None  # before Linux 4.7

@@ -92,7 +92,7 @@ class Sweep:
     @property
     def watched(self) -> list[int]:
         """Descriptors to poll for reading besides one's own; changes with ``advance``."""
-        return [handle.fd for handle in self._handles.values()]
+        return [handle.fd for handle in self._handles.values() if handle.fd >= 0]
 
     def advance(self) -> None:
         """Look once, if it is time, and do what the planner says. Never waits; raises no OSError.
@@ -180,7 +180,7 @@ class Sweep:
 
     def _drop_dead(self) -> frozenset[Incarnation]:
         """Close the handles whose process is dead, and name these processes."""
-        names = {handle.fd: name for name, handle in self._handles.items()}
+        names = {handle.fd: name for name, handle in self._handles.items() if handle.fd >= 0}
         poll = select.poll()
         for fd in names:
             poll.register(fd, select.POLLIN)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import select
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -23,7 +22,8 @@ from safepool.core.policy import DEFAULT_GRACE, StopPolicy, checked_grace
 from safepool.core.record import RunRecord, Verdict
 from safepool.core.values import dataclass
 from safepool.errors import ProtectionError
-from safepool.host.linux import LinuxHost
+from safepool.host import choose
+from safepool.host.base import Host
 from safepool.leftovers import look_inside, protected, release, spared_rows, sweep_of, target_of
 from safepool.sweeper import Sweep
 from safepool.telling import describe
@@ -154,9 +154,7 @@ def sweep(*, dry_run: bool = False, grace: float = DEFAULT_GRACE) -> SweepResult
 def sweep_runs(only: str, *, dry_run: bool, grace: float) -> SweepResult:
     """The same for the run ``only``, or for all if that is empty."""
     policy = StopPolicy(grace)
-    if sys.platform != "linux":
-        raise ProtectionError("safepool needs Linux 5.3 or later (pidfd_open) so far")
-    host = LinuxHost()
+    host = choose.host()
     if not host.sees_own_namespace():
         raise ProtectionError(
             "/proc shows another pid namespace than this process is in, so no process can be told "
@@ -196,7 +194,7 @@ class _DeadRun:
     """One dead run on its way through a sweep."""
 
     def __init__(
-        self, host: LinuxHost, record: RunRecord, files: registry.RunFiles, target: Target
+        self, host: Host, record: RunRecord, files: registry.RunFiles, target: Target
     ) -> None:
         self._host = host
         self._record = record

@@ -14,7 +14,7 @@ import select
 from collections.abc import Iterator
 
 from safepool.core.identity import Incarnation
-from safepool.host.linux import ticks
+from safepool.host.own import ticks
 from safepool.sweeper import Sweep
 
 SPARE = "what must outlive the run: start it with safepool.detached"

@@ -17,6 +17,7 @@ from safepool import run, surroundings
 from safepool.bootstrap import StartRequest
 from safepool.core.policy import EndPolicy
 from safepool.errors import ProtectionError
+from safepool.host import own
 from safepool.launcher_link import LauncherLink, LauncherLostError
 from safepool.process import PROCESSES, SafeBase
 
@@ -38,6 +39,12 @@ class WorkerSource:
         self._args = args
         self._count = 0
         self._run = run.current()
+        if policy.spares and not own.keeps_orphans():
+            raise ProtectionError(
+                "strays='spare' needs the linux backend: the portable one knows a process by its "
+                "parents and its environment alone, so later it could not tell what a spared one "
+                "starts from a stray"
+            )
         if method != "fork":
             spawn._check_not_importing_main()  # type: ignore[attr-defined]
         self._link: LauncherLink | None = self._new_link()

@@ -9,6 +9,7 @@ import sys
 
 from safepool import __version__, layers
 from safepool.cli import words
+from safepool.host import choose
 from safepool.host.linux import LinuxHost
 from safepool.probes import Finding, versions
 from safepool.probes import examine as probe
@@ -24,7 +25,7 @@ def examine(*, as_json: bool) -> int:
         return DEGRADED
     findings = probe(LinuxHost())
     lacking = {each.mechanism: each.detail for each in findings if not each.works}
-    found = layers.states_for(lacking)
+    found = layers.states_for(lacking, choose.name())
     is_degraded = layers.is_degraded(found)
     if as_json:
         _print_json(findings, found, is_degraded=is_degraded)
@@ -37,7 +38,8 @@ def _print(
     findings: list[Finding], found: tuple[layers.LayerState, ...], *, is_degraded: bool
 ) -> None:
     about = versions()
-    print(f"safepool {__version__}, Python {about['python']}, {about['system']}\n")
+    about_it = f"safepool {__version__}, Python {about['python']}, {about['system']}"
+    print(f"{about_it}, {choose.name()} backend\n")
     rows = [(_mark(each), each.what, each.detail) for each in findings]
     words.print_table(("", "MECHANISM", "FOUND"), rows, [_style(row[0]) for row in rows])
     print()
@@ -68,6 +70,7 @@ def _print_json(
 ) -> None:
     body = {
         "versions": versions(),
+        "backend": choose.name(),
         "degraded": is_degraded,
         "mechanisms": [
             {

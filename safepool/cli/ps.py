@@ -16,7 +16,7 @@ from safepool.cli.choose import SHORT, NoSuchRunError, choose, describe_owner
 from safepool.core.detached_record import DetachedRecord
 from safepool.core.identity import Incarnation
 from safepool.core.record import Verdict
-from safepool.host.linux import LinuxHost
+from safepool.host import choose as backend
 from safepool.inventory import ListedProcess, ListedRun, now, take_inventory
 
 _HEADER = ("RUN", "STATE", "OWNER", "AGE", "WORKERS", "STRAYS", "MEMORY", "COMMAND")
@@ -27,7 +27,7 @@ _ROLE_STYLES = {"owner": "bold", "sidecar": "dim", "launcher": "dim", "stray": "
 def look() -> list[ListedRun]:
     """Take the inventory of this user's registry."""
     directory = registry.existing_directory()
-    return [] if directory is None else take_inventory(directory, LinuxHost())
+    return [] if directory is None else take_inventory(directory, backend.host())
 
 
 def look_for_detached() -> list[DetachedRecord]:
@@ -35,7 +35,7 @@ def look_for_detached() -> list[DetachedRecord]:
     directory = registry.existing_directory()
     if directory is None:
         return []
-    return registry.detached_processes(directory, LinuxHost(), tidy=False)
+    return registry.detached_processes(directory, backend.host(), tidy=False)
 
 
 # -- ps ----------------------------------------------------------------------------------

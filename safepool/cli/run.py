@@ -40,9 +40,8 @@ from safepool.bootstrap import StartRequest
 from safepool.core.policy import EndPolicy
 from safepool.core.wire import Exited
 from safepool.errors import ProtectionError
-from safepool.host import own_signals, vitals
+from safepool.host import choose, own_signals, vitals
 from safepool.host.base import Handle, NoHandle
-from safepool.host.linux import LinuxHost
 from safepool.launcher_link import LauncherLink, StartedWorker, read_status
 
 UNPROTECTED = 125
@@ -121,7 +120,7 @@ class _Attendance:
     """Waits for COMMAND and hands signals on to it."""
 
     def __init__(self, link: LauncherLink, worker: StartedWorker) -> None:
-        self._host = LinuxHost()
+        self._host = choose.host()
         self._link = link
         self._worker = worker
         self._stop_until: float | None = None

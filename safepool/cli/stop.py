@@ -14,7 +14,8 @@ from safepool.cli.ps import process_as_json
 from safepool.cli.sweep import LEFT, print_swept
 from safepool.core.planner import SweepReport
 from safepool.core.record import Verdict
-from safepool.host.linux import LinuxHost
+from safepool.host import choose as backend
+from safepool.host.base import Host
 from safepool.inventory import ListedRun, take_inventory
 from safepool.stopping import MARGIN, end_owner, refusal, wait_for_rest
 from safepool.sweeping import sweep_runs
@@ -24,7 +25,7 @@ _NOT_POSSIBLE = 2
 
 def stop(name: str, grace: float, patience: float | None, *, as_json: bool) -> int:
     """Stop the run that ``name`` means; the exit status is in the subcommand's help."""
-    host = LinuxHost()
+    host = backend.host()
     directory = registry.directory()
     try:
         run = choose(name, take_inventory(directory, host))
@@ -55,7 +56,7 @@ def _outcome(report: SweepReport) -> str:
 
 
 def _finish(
-    run: ListedRun, how: str, grace: float, directory: str, host: LinuxHost, *, as_json: bool
+    run: ListedRun, how: str, grace: float, directory: str, host: Host, *, as_json: bool
 ) -> int:
     """Sweep if nobody is left who would, look once more, and tell."""
     swept = sweep_runs(run.run_id, dry_run=False, grace=grace)

@@ -3,7 +3,8 @@
 Decides membership, nothing else. A process belongs when it is
 
 * a *root*: named by its incarnation;
-* *remembered*: a member in an earlier look that is still the same incarnation;
+* *remembered*: a member in an earlier look, of this sweep or before it, that is still the
+  same incarnation;
 * *adopted*: a child of the subreaper whose whole subtree is swept;
 * a *bearer* of the run's tag or mark that was born within the run's life;
 * *contained*: in the run's cgroup, and born within the run's life;
@@ -39,11 +40,11 @@ from safepool.core.values import dataclass, replace
 class Target:
     """What a sweep is to end; every part may be left out.
 
-    ``roots`` are named processes, asked first. ``subtree_of`` is a process whose
-    every descendant belongs, itself never. ``run_id`` adds the bearers of that
-    run's tag or mark: of the worker numbers in ``workers``, or of any when None; and
-    who is in its cgroup, where the look says so. But only those that started between
-    ``born_from`` and ``born_until`` (ticks
+    ``roots`` are named processes, asked first. ``known`` were seen below one of them
+    before the sweep. ``subtree_of`` is a process whose every descendant belongs, itself
+    never. ``run_id`` adds the bearers of that run's tag or mark: of the worker numbers in
+    ``workers``, or of any when None; and who is in its cgroup, where the look says so. But
+    only those that started between ``born_from`` and ``born_until`` (ticks
     since boot, inclusive; None: no upper bound). Nor do descendants belong that
     were born after ``born_until`` and before ``swept_from``, when this sweep began: a
     server of a dead run may have opened them for somebody else. ``spare`` is never signalled, and
@@ -51,6 +52,7 @@ class Target:
     """
 
     roots: frozenset[Incarnation] = frozenset()
+    known: frozenset[Incarnation] = frozenset()
     subtree_of: Incarnation | None = None
     run_id: str | None = None
     workers: frozenset[int] | None = None
@@ -67,7 +69,7 @@ class Target:
         not read tag and mark, so whatever else makes a member has to be counted in here:
         a tag that was not read cannot say that its bearer was let go.
         """
-        heads = [root.start for root in self.roots]
+        heads = [each.start for each in (*self.roots, *self.known)]
         if self.subtree_of is not None:
             heads.append(self.subtree_of.start)
         if self.run_id is not None:
@@ -181,7 +183,7 @@ def _heads(
             how[pid] = "named"
         elif reaper is not None and row.ppid == reaper.pid and row.start >= reaper.start:
             how[pid] = f"child of {reaper.pid}"
-        elif name in remembered:
+        elif name in remembered or name in target.known:
             how[pid] = "seen before"
         else:
             is_inside = snapshot.inside is not None and row.incarnation in snapshot.inside

@@ -51,8 +51,9 @@ MAX_DESCRIPTORS = 250
 
 
 CONTROL, OWNER, REPORTS, REPORTERS = 3, 4, 5, 6
-"""Descriptors that a sidecar is born with: its end of the control socket, a pidfd of the
-owner, and both ends of the datagram pair on which launchers tell what they ended."""
+"""Descriptors that a sidecar is born with: its end of the control socket, what is readable
+once the owner is gone (a pidfd of it, or a pipe), and both ends of the datagram pair on which
+launchers tell what they ended."""
 
 
 class WireError(ValueError):

@@ -49,7 +49,10 @@ class Handle(Protocol):
 
     @property
     def fd(self) -> int:
-        """A descriptor that polls as readable as soon as the process is dead."""
+        """A descriptor that polls as readable as soon as the process is dead.
+
+        -1 where the host has none: then only another look can tell.
+        """
 
     def close(self) -> None:
         """Let go. Closing twice does nothing."""

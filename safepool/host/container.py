@@ -22,7 +22,7 @@ from contextlib import suppress
 from safepool.core.containment import Listing
 from safepool.core.identity import CgroupName
 from safepool.host.cgroup import write
-from safepool.host.linux import ticks
+from safepool.host.own import ticks
 
 PATIENCE = 1.0
 """Seconds that the last of the dead may take to leave a cgroup, when nobody waits."""

@@ -46,11 +46,6 @@ _LONGEST_COMMAND_LINE = 4096
 _TAG_LABEL = b"Max realtime timeout"
 
 
-def ticks() -> int:
-    """Now, in the unit of process start times: clock ticks since boot (proc(5))."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
-
-
 class Pidfd:
     """A handle made of a pidfd: the kernel ties it to one incarnation."""
 

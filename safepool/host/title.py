@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 
 from safepool.core.values import dataclass
-from safepool.host import prctl
+from safepool.host import choose, prctl
 
 _ARG_START = 48 - 3
 _ARG_END = 49 - 3
@@ -29,13 +29,20 @@ class Title:
 
 
 def read() -> Title:
-    """What this process is called now."""
+    """What this process is called now; nothing with the portable backend."""
+    if choose.is_portable():
+        return Title("", b"")
     with open("/proc/self/cmdline", "rb") as file:
         return Title(prctl.get_name(), file.read())
 
 
 def write(title: Title) -> None:
-    """Call this process so; what does not fit in the place of the old command line is cut."""
+    """Call this process so; what does not fit in the place of the old command line is cut.
+
+    With the portable backend it keeps the title that it was born with.
+    """
+    if choose.is_portable():
+        return
     prctl.set_name(title.name)
     start, size = _place()
     if size > 1:

@@ -143,8 +143,10 @@ class RunFiles:
             return error
         return None
 
-    def last_sign_of_life(self) -> int:
-        """Until when the run may have lived at the latest, in clock ticks since boot.
+    def last_sign_of_life(self, now: int) -> int:
+        """Until when the run may have lived at the latest; this and ``now`` in clock ticks.
+
+        ``now`` is the instant of the call, in the unit of process start times.
 
         What bears the run's mark but started later was not started by the run: a
         server that a task left behind hands the mark to shells opened days later.
@@ -154,12 +156,11 @@ class RunFiles:
             found = os.stat(self._path("lock"))
         except OSError:
             return 0
-        now = _since_boot()
-        age = now - found.st_atime_ns / 1e9
+        age = _since_boot() - found.st_atime_ns / 1e9
         if age < 0:  # no sign was given yet, or a program has read the file: that is wall time
             age = time.time() - found.st_mtime
         age = max(0.0, age - HEARTBEAT)
-        return max(0, int((now - age) * os.sysconf("SC_CLK_TCK")))
+        return max(0, now - int(age * os.sysconf("SC_CLK_TCK")))
 
     def append_log(self, text: str) -> OSError | None:
         """Add ``text`` to the run's log in one write; return what went wrong."""

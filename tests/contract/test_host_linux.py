@@ -1,4 +1,8 @@
-"""What a host promises, held against psutil and against processes that the test started."""
+"""What a host promises, held against psutil, /proc and processes that the test started.
+
+Tests that take ``host`` hold for every host; those that take ``linux_host`` for what only
+Linux has: tags, pidfds, lists of children, prctl.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,9 @@ from safepool.core.identity import Incarnation
 from safepool.core.lineage import MARK_VARIABLE, extend, tag_of
 from safepool.core.planner import Sig
 from safepool.host import linux, prctl
-from safepool.host.base import Handle, NoHandle, Sending
+from safepool.host.base import Handle, Host, NoHandle, Sending
 from safepool.host.linux import LinuxHost, Pidfd
+from safepool.host.portable import PortableHost, PsutilHandle
 from tests.kit import truth
 
 RUN = "0123456789abcdef0123456789abcdef"
@@ -30,8 +35,14 @@ OTHER_RUN = "fedcba9876543210fedcba9876543210"
 SLEEP = ["/bin/sleep", "120"]
 
 
+@pytest.fixture(params=[LinuxHost, PortableHost])
+def host(request: pytest.FixtureRequest) -> Host:
+    made: Host = request.param()
+    return made
+
+
 @pytest.fixture
-def host() -> LinuxHost:
+def linux_host() -> LinuxHost:
     return LinuxHost()
 
 
@@ -57,14 +68,14 @@ def script(source: str) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def name_of(host: LinuxHost, pid: int) -> Incarnation:
+def name_of(host: Host, pid: int) -> Incarnation:
     incarnation = host.incarnation(pid)
     assert incarnation is not None
     return incarnation
 
 
 @contextlib.contextmanager
-def opened(host: LinuxHost, pid: int) -> Iterator[Handle]:
+def opened(host: Host, pid: int) -> Iterator[Handle]:
     handle = host.open(name_of(host, pid))
     assert not isinstance(handle, NoHandle)
     try:
@@ -76,10 +87,11 @@ def opened(host: LinuxHost, pid: int) -> Iterator[Handle]:
 # -- rows ------------------------------------------------------------------------------
 
 
-def test_a_row_says_what_psutil_says(host: LinuxHost) -> None:
+def test_a_row_says_what_psutil_says(host: Host) -> None:
     """Parent, group, session and start time are those of an independent reader."""
     with started(*SLEEP) as process:
         row, oracle = host.row(process.pid), psutil.Process(process.pid)
+        assert row == LinuxHost().row(process.pid), "one host reads what another has written"
         assert row is not None
         assert (row.pid, row.ppid) == (oracle.pid, oracle.ppid())
         assert (row.group, row.session) == (os.getpgid(row.pid), os.getsid(row.pid))
@@ -88,7 +100,7 @@ def test_a_row_says_what_psutil_says(host: LinuxHost) -> None:
         assert row.incarnation == host.incarnation(process.pid)
 
 
-def test_a_process_may_name_itself_anything(host: LinuxHost) -> None:
+def test_a_process_may_name_itself_anything(host: Host) -> None:
     """Brackets, blanks and line ends in a name do not shift the fields after it."""
     source = """
 import signal
@@ -102,7 +114,7 @@ signal.pause()
         assert (row.ppid, row.is_alive) == (os.getpid(), True)
 
 
-def test_a_zombie_has_a_row_and_is_dead(host: LinuxHost) -> None:
+def test_a_zombie_has_a_row_and_is_dead(host: Host) -> None:
     """It keeps its incarnation until it is reaped, and is not alive."""
     with started(*SLEEP) as process:
         before = host.incarnation(process.pid)
@@ -115,7 +127,7 @@ def test_a_zombie_has_a_row_and_is_dead(host: LinuxHost) -> None:
     assert host.incarnation(process.pid) is None
 
 
-def test_a_process_whose_first_thread_has_ended_is_alive(host: LinuxHost) -> None:
+def test_a_process_whose_first_thread_has_ended_is_alive(host: Host) -> None:
     """The kernel shows Z for it as well, but its other threads go on."""
     source = """
 import ctypes, threading, time
@@ -134,7 +146,7 @@ ctypes.CDLL(None).syscall({'x86_64': 60}.get(__import__('os').uname().machine, 9
         assert row.is_alive
         with opened(host, process.pid) as handle:
             assert host.send(handle, Sig.KILL) is Sending.SENT
-            assert select.select([handle.fd], [], [], truth.PATIENCE)[0]
+            assert truth.wait_gone(process.pid)
 
 
 # -- looks -----------------------------------------------------------------------------
@@ -167,7 +179,17 @@ def test_a_subtree_is_what_psutil_finds(has_children_files: bool) -> None:
             assert row.start == truth.started(pid)
 
 
-def test_a_subtree_includes_what_threads_have_started(host: LinuxHost) -> None:
+def test_a_subtree_is_the_same_for_every_host(host: Host) -> None:
+    """All descendants, with their parents and start times."""
+    with script(FAMILY) as process:
+        expected = {p.pid for p in psutil.Process(process.pid).children(recursive=True)}
+        rows = host.look_subtree(process.pid).rows
+        assert set(rows) == expected | {process.pid}
+        for pid, row in rows.items():
+            assert (row.ppid, row.start) == (truth.parent(pid), truth.started(pid))
+
+
+def test_a_subtree_includes_what_threads_have_started(host: Host) -> None:
     """Children are listed under the thread that forked them."""
     source = """
 import subprocess, threading, time
@@ -181,7 +203,7 @@ threading.Thread(target=start).start()
         assert len(host.look_subtree(process.pid).rows) == 2
 
 
-def test_a_long_list_of_children_is_read_to_its_end(host: LinuxHost) -> None:
+def test_a_long_list_of_children_is_read_to_its_end(host: Host) -> None:
     """The kernel hands the list out a page at a time."""
     count = 1500
     source = f"""
@@ -196,7 +218,7 @@ signal.pause()
         assert len(host.look_subtree(process.pid).rows) == count + 1
 
 
-def test_the_dead_have_no_children(host: LinuxHost) -> None:
+def test_the_dead_have_no_children(linux_host: LinuxHost) -> None:
     """What the look relies on when it asks no zombie for its children: they have gone up."""
     source = """
 import os, sys, time
@@ -220,21 +242,21 @@ time.sleep(120)
     with started(sys.executable, "-S", "-E", "-c", source, root) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
-        rows = host.look_subtree(process.pid).rows
+        rows = linux_host.look_subtree(process.pid).rows
         zombies = [row for row in rows.values() if not row.is_alive]
         orphans = [row for row in rows.values() if row.is_alive and row.pid != process.pid]
         assert (len(zombies), len(orphans)) == (1, 50)
         assert {row.ppid for row in orphans} == {process.pid}
 
 
-def test_the_subtree_of_nobody_is_empty(host: LinuxHost) -> None:
+def test_the_subtree_of_nobody_is_empty(host: Host) -> None:
     """A pid that is not there is no error."""
     with started(*SLEEP) as process:
         pass
     assert host.look_subtree(process.pid).rows == {}
 
 
-def test_a_look_at_everything_sees_everybody(host: LinuxHost) -> None:
+def test_a_look_at_everything_sees_everybody(host: Host) -> None:
     """What was there before and after the look is in it, and nothing invented."""
     before = set(psutil.pids())
     rows = host.look_all(tags=False).rows
@@ -245,7 +267,7 @@ def test_a_look_at_everything_sees_everybody(host: LinuxHost) -> None:
     assert not [row for row in rows.values() if row.tag is not None or row.mark is not None]
 
 
-def test_a_look_without_descriptors_is_an_error(host: LinuxHost) -> None:
+def test_a_look_without_descriptors_is_an_error(host: Host) -> None:
     """A look that was cut short must not pass for "nobody is there"."""
     with no_descriptors():
         with pytest.raises(OSError) as error:
@@ -283,48 +305,48 @@ def tagged(number: int, mark: str | None) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_tag_and_mark_are_read(host: LinuxHost) -> None:
+def test_tag_and_mark_are_read(linux_host: LinuxHost) -> None:
     """Both witnesses are what the process was started with."""
     mark = extend(extend(None, OTHER_RUN, 1), RUN, 7)
     with tagged(tag_of(RUN, 7), mark) as process:
-        assert host.read_tag(process.pid) == tag_of(RUN, 7)
-        assert host.read_mark(process.pid) == mark
-        row = host.look_all(tags=True).rows[process.pid]
+        assert linux_host.read_tag(process.pid) == tag_of(RUN, 7)
+        assert linux_host.read_mark(process.pid) == mark
+        row = linux_host.look_all(tags=True).rows[process.pid]
         assert (row.tag, row.mark) == (tag_of(RUN, 7), mark)
         assert linux._limit_in_file(process.pid) == tag_of(RUN, 7)
 
 
-def test_the_witnesses_of_elders_are_left_out(host: LinuxHost) -> None:
+def test_the_witnesses_of_elders_are_left_out(linux_host: LinuxHost) -> None:
     """Who started before ``since`` has a row all the same; at that very tick it counts."""
     with tagged(tag_of(RUN, 7), extend(None, RUN, 7)) as process:
-        start = name_of(host, process.pid).start
+        start = name_of(linux_host, process.pid).start
         for since, tag in ((start, tag_of(RUN, 7)), (start + 1, None)):
-            row = host.look_all(tags=True, since=since).rows[process.pid]
+            row = linux_host.look_all(tags=True, since=since).rows[process.pid]
             assert (row.start, row.tag) == (start, tag)
             assert (row.mark is None) == (tag is None)
 
 
-def test_an_ordinary_limit_is_no_tag(host: LinuxHost) -> None:
+def test_an_ordinary_limit_is_no_tag(linux_host: LinuxHost) -> None:
     """Somebody's real-time limit, no limit and a dead process have no tag and no mark."""
     with tagged(200_000, None) as process:
-        assert host.read_tag(process.pid) is None
-        assert host.read_mark(process.pid) is None
+        assert linux_host.read_tag(process.pid) is None
+        assert linux_host.read_mark(process.pid) is None
     with started(*SLEEP) as process:
-        assert host.read_tag(process.pid) is None
+        assert linux_host.read_tag(process.pid) is None
         assert linux._limit_in_file(process.pid) == -1
-    assert host.read_tag(process.pid) is None
-    assert host.read_mark(process.pid) is None
+    assert linux_host.read_tag(process.pid) is None
+    assert linux_host.read_mark(process.pid) is None
 
 
-def test_the_children_of_the_top_carry_their_witnesses(host: LinuxHost) -> None:
+def test_the_children_of_the_top_carry_their_witnesses(linux_host: LinuxHost) -> None:
     """The mark is read where the tag does not answer whose the child is."""
     own, foreign = tag_of(RUN, 7), tag_of(OTHER_RUN, 1)
     mark = extend(None, RUN, 7)
     with tagged(own, mark) as a, tagged(foreign, mark) as b, tagged(200_000, mark) as c:
-        rows = host.look_subtree(os.getpid()).rows
+        rows = linux_host.look_subtree(os.getpid()).rows
         found = [(rows[p.pid].tag, rows[p.pid].mark) for p in (a, b, c)]
         assert found == [(own, None), (foreign, None), (None, mark)]
-        rows = host.look_subtree(os.getpid(), RUN).rows
+        rows = linux_host.look_subtree(os.getpid(), RUN).rows
         found = [(rows[p.pid].tag, rows[p.pid].mark) for p in (a, b, c)]
         assert found == [(own, None), (foreign, mark), (None, mark)]
 
@@ -349,21 +371,24 @@ print(host.read_tag(int(sys.argv[1])), host.read_mark(int(sys.argv[1])))
 # -- handles and signals ---------------------------------------------------------------
 
 
-def test_a_signal_reaches_the_process_and_its_handle_tells_its_death(host: LinuxHost) -> None:
-    """Each signal arrives; the handle is readable exactly when the process is dead."""
+def test_a_signal_reaches_the_process_and_its_handle_tells_its_death(host: Host) -> None:
+    """Each signal arrives; a descriptor, if there is one, is readable exactly at the death."""
     with started(*SLEEP) as process, opened(host, process.pid) as handle:
         assert handle.incarnation == host.incarnation(process.pid)
         assert host.send(handle, Sig.STOP) is Sending.SENT
         assert os.waitpid(process.pid, os.WUNTRACED)[1] >> 8 == signal.SIGSTOP
         assert host.send(handle, Sig.TERM) is Sending.SENT
-        assert not select.select([handle.fd], [], [], 0)[0]
+        watched = [handle.fd] if handle.fd >= 0 else []
+        assert not select.select(watched, [], [], 0)[0]
         assert host.send(handle, Sig.CONT) is Sending.SENT
-        assert select.select([handle.fd], [], [], truth.PATIENCE)[0]
+        assert truth.wait_gone(process.pid)
+        assert select.select(watched, [], [], 0)[0] == watched
+        assert host.send(handle, Sig.KILL) is not Sending.DENIED, "a zombie is no error"
         assert process.wait(truth.PATIENCE) == -signal.SIGTERM
         assert host.send(handle, Sig.KILL) is Sending.GONE
 
 
-def test_a_handle_is_for_one_incarnation_only(host: LinuxHost) -> None:
+def test_a_handle_is_for_one_incarnation_only(host: Host) -> None:
     """Another start time is another process; an unknown one cannot be told."""
     with started(*SLEEP) as process:
         own = name_of(host, process.pid)
@@ -375,7 +400,7 @@ def test_a_handle_is_for_one_incarnation_only(host: LinuxHost) -> None:
     assert host.open(own) is NoHandle.GONE
 
 
-def test_without_a_descriptor_nothing_is_said_about_the_process(host: LinuxHost) -> None:
+def test_without_a_descriptor_nothing_is_said_about_the_process(host: Host) -> None:
     """EMFILE is neither "gone" nor an error that would stop the sweep of others."""
     with started(*SLEEP) as process:
         own = name_of(host, process.pid)
@@ -383,7 +408,7 @@ def test_without_a_descriptor_nothing_is_said_about_the_process(host: LinuxHost)
             assert host.open(own) is NoHandle.UNKNOWN
 
 
-def test_no_descriptor_is_left_by_a_handle_that_was_refused(host: LinuxHost) -> None:
+def test_no_descriptor_is_left_by_a_handle_that_was_refused(host: Host) -> None:
     """Refusals close what they had opened."""
     with started(*SLEEP) as process:
         own = name_of(host, process.pid)
@@ -391,28 +416,28 @@ def test_no_descriptor_is_left_by_a_handle_that_was_refused(host: LinuxHost) -> 
         host.open(Incarnation(own.pid, own.start - 1))
         handle = host.open(own)
         assert not isinstance(handle, NoHandle)
-        assert len(truth.open_files()) == len(before) + 1
+        assert len(truth.open_files()) == len(before) + (handle.fd >= 0)
         handle.close()
         handle.close()
         assert truth.open_files() == before
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()])
-def test_this_process_and_pid_1_are_refused(host: LinuxHost, pid: int) -> None:
+def test_this_process_and_pid_1_are_refused(host: Host, pid: int) -> None:
     """Whoever asks, with whatever start time, by handle or by name."""
     with pytest.raises(ValueError):
         host.open(Incarnation(pid, 1))
     with started(*SLEEP) as process:
-        fd = os.pidfd_open(process.pid)
-        handle = Pidfd(Incarnation(pid, 1), fd)
-        with pytest.raises(ValueError):
-            host.send(handle, Sig.KILL)
-        handle.close()
+        name = Incarnation(pid, 1)
+        for handle in (Pidfd(name, os.pidfd_open(process.pid)), PsutilHandle(name)):
+            with pytest.raises(ValueError):
+                host.send(handle, Sig.KILL)
+            handle.close()
         assert truth.is_alive(process.pid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights for a while")
-def test_a_refused_signal_is_denied(host: LinuxHost) -> None:
+def test_a_refused_signal_is_denied(host: Host) -> None:
     """EPERM is an answer, not an error."""
     with started(*SLEEP) as process, opened(host, process.pid) as handle:
         os.seteuid(12345)
@@ -429,7 +454,7 @@ def test_a_refused_signal_is_denied(host: LinuxHost) -> None:
 # -- for people ------------------------------------------------------------------------
 
 
-def test_a_command_line_can_be_read_and_cannot_break_a_log(host: LinuxHost) -> None:
+def test_a_command_line_can_be_read_and_cannot_break_a_log(host: Host) -> None:
     """Quoted as in a shell, without line ends or escapes, cut when long."""
     wait = "import signal; print('ready', flush=True); signal.pause()"
     words = ["two words", "line\nend", "\x1b[31m"]
@@ -447,7 +472,7 @@ def test_a_command_line_can_be_read_and_cannot_break_a_log(host: LinuxHost) -> N
         assert 4000 < len(host.command_line(process.pid)) < 4200
 
 
-def test_boot_and_namespace_are_named(host: LinuxHost) -> None:
+def test_boot_and_namespace_are_named(host: Host) -> None:
     """The same in every process that sees the same pids."""
     assert host.boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert f"pid:[{host.pid_namespace()}]" == os.readlink("/proc/self/ns/pid")

@@ -42,7 +42,7 @@ DROPPED = """
         os.setgid(65534)
         os.setuid(65534)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        villains.double_fork({})
+        villains.double_fork(villains.nothing_to_know_it_by())
         tell.write(f"dropped {os.getpid()} \\n")
         tell.flush()
         time.sleep(180)

@@ -153,7 +153,7 @@ SLOW_INITIALIZER = """
 
     def initialize():
         subprocess.Popen(villains.SLEEP, start_new_session=True)
-        villains.double_fork({})
+        villains.double_fork(villains.nothing_to_know_it_by())
         say("initializing")
         time.sleep(180)
 

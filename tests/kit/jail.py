@@ -39,6 +39,8 @@ from tests.kit.truth import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = Path(__file__).with_name("owner.py")
+PASSED_ON = ("SAFEPOOL_BACKEND",)
+"""What owners take from the environment of the tests: the backend that all is tested with."""
 
 PRELUDE = """\
 import os, signal, sys, time
@@ -120,6 +122,7 @@ class Jail:
             "PYTHONUNBUFFERED": "1",
             "XDG_RUNTIME_DIR": str(folder / "run"),
             "TELL": str(tell),
+            **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
         }
         if isinstance(self._cage, Keepers):
             # Else runs would have theirs beside the test's own, which nobody clears up.

@@ -34,7 +34,8 @@ from safepool.core.planner import Sig
 from safepool.core.policy import StopPolicy
 from safepool.host import prctl
 from safepool.host.base import Handle, NoHandle, Sending
-from safepool.host.linux import LinuxHost, ticks
+from safepool.host.linux import LinuxHost
+from safepool.host.own import ticks
 from safepool.sweeper import Sweep, advance_together
 from tests.kit import family, truth
 from tests.kit.family import Relative, Tags

@@ -36,6 +36,7 @@ from safepool.core.record import (
 )
 from safepool.errors import ProtectionError
 from safepool.host.linux import LinuxHost
+from safepool.host.own import ticks
 from safepool.registry import files as files_module
 from safepool.registry import forgetting, place
 
@@ -1008,15 +1009,15 @@ def test_the_last_sign_of_life_bounds_what_a_run_can_have_started(folder: str) -
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
             started = HOST.incarnation(child.pid)
             assert started is not None
-            assert started.start <= files.last_sign_of_life()
+            assert started.start <= files.last_sign_of_life(ticks())
             age(folder, files_module.HEARTBEAT + 1000)
-            assert files.last_sign_of_life() < started.start - 900 * os.sysconf("SC_CLK_TCK")
+            assert files.last_sign_of_life(ticks()) < started.start - 900 * os.sysconf("SC_CLK_TCK")
             assert files.give_sign_of_life() is None
-            assert started.start <= files.last_sign_of_life()
+            assert started.start <= files.last_sign_of_life(ticks())
             child.communicate(b"\n", timeout=BOUND)
     finally:
         files.retire()
-    assert files.last_sign_of_life() == 0
+    assert files.last_sign_of_life(ticks()) == 0
 
 
 @pytest.mark.parametrize("step", [-86400.0, 0.0, 86400.0])
@@ -1033,7 +1034,7 @@ def test_a_clock_that_is_set_does_not_move_the_end_of_a_run(
         wall = time.time() + step
         monkeypatch.setattr(time, "time", lambda: wall)
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        silent = now - files.last_sign_of_life() / os.sysconf("SC_CLK_TCK")
+        silent = now - files.last_sign_of_life(ticks()) / os.sysconf("SC_CLK_TCK")
         assert silent == pytest.approx(200 - files_module.HEARTBEAT, abs=5)
     finally:
         files.retire()
