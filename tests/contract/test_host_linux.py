@@ -1,4 +1,4 @@
-"""What a host promises, held against psutil, /proc and processes that the test started.
+"""What the real hosts promise, held against psutil, /proc and processes that the test started.
 
 Tests that take ``host`` hold for every host; those that take ``linux_host`` for what only
 Linux has: tags, pidfds, lists of children, prctl.
@@ -112,19 +112,6 @@ signal.pause()
         row = host.row(process.pid)
         assert row is not None
         assert (row.ppid, row.is_alive) == (os.getpid(), True)
-
-
-def test_a_zombie_has_a_row_and_is_dead(host: Host) -> None:
-    """It keeps its incarnation until it is reaped, and is not alive."""
-    with started(*SLEEP) as process:
-        before = host.incarnation(process.pid)
-        process.kill()
-        assert truth.wait_gone(process.pid)
-        row = host.row(process.pid)
-        assert row is not None
-        assert (row.incarnation, row.is_alive) == (before, False)
-    assert host.row(process.pid) is None
-    assert host.incarnation(process.pid) is None
 
 
 def test_a_process_whose_first_thread_has_ended_is_alive(host: Host) -> None:
@@ -247,13 +234,6 @@ time.sleep(120)
         orphans = [row for row in rows.values() if row.is_alive and row.pid != process.pid]
         assert (len(zombies), len(orphans)) == (1, 50)
         assert {row.ppid for row in orphans} == {process.pid}
-
-
-def test_the_subtree_of_nobody_is_empty(host: Host) -> None:
-    """A pid that is not there is no error."""
-    with started(*SLEEP) as process:
-        pass
-    assert host.look_subtree(process.pid).rows == {}
 
 
 def test_a_look_at_everything_sees_everybody(host: Host) -> None:
@@ -386,18 +366,6 @@ def test_a_signal_reaches_the_process_and_its_handle_tells_its_death(host: Host)
         assert host.send(handle, Sig.KILL) is not Sending.DENIED, "a zombie is no error"
         assert process.wait(truth.PATIENCE) == -signal.SIGTERM
         assert host.send(handle, Sig.KILL) is Sending.GONE
-
-
-def test_a_handle_is_for_one_incarnation_only(host: Host) -> None:
-    """Another start time is another process; an unknown one cannot be told."""
-    with started(*SLEEP) as process:
-        own = name_of(host, process.pid)
-        assert host.open(Incarnation(own.pid, own.start - 1)) is NoHandle.GONE
-        assert host.open(Incarnation(own.pid, 0)) is NoHandle.UNKNOWN
-        process.kill()
-        assert truth.wait_gone(process.pid)
-        assert host.open(own) is NoHandle.GONE, "a zombie is dead"
-    assert host.open(own) is NoHandle.GONE
 
 
 def test_without_a_descriptor_nothing_is_said_about_the_process(host: Host) -> None:
