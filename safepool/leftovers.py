@@ -210,9 +210,9 @@ def _sweep_of(
 
 
 def release(files: registry.RunFiles, record: RunRecord, sweep: Sweep) -> None:
-    """After the sweep of a dead run: strike it off, unless something of it is stuck."""
-    is_stuck = sweep.report is not None and sweep.report.stuck
-    if is_stuck or not container.remove(record.cgroup, _REMOVE_TIMEOUT):
+    """After the sweep of a dead run: strike it off, unless something of it may be left."""
+    is_clean = sweep.report is None or sweep.report.is_clean
+    if not is_clean or not container.remove(record.cgroup, _REMOVE_TIMEOUT):
         files.close()  # it stays on record, for the next start to try again
     else:
         files.retire()

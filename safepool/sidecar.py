@@ -371,7 +371,7 @@ class Sidecar:
             self._files.remove_member(Member("sidecar", self._me))
             return
         report = self._final.sweep.report if self._final is not None else None
-        is_over = "sidecar" in nets() and not (report is not None and report.stuck)
+        is_over = "sidecar" in nets() and (report is None or report.is_clean)
         if is_over and container.remove(self._cgroup):
             self._files.retire()
         if self._lines:

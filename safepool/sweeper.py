@@ -111,7 +111,7 @@ class Sweep:
             return False
         self._dead |= self._drop_dead()
         now = self._host.now()
-        if now >= self.wake_at or self._living <= self._dead:
+        if now >= self.wake_at or (self._living and self._living <= self._dead):
             return True
         if not self._dead and len(self._handles) >= len(self._living):
             return False

@@ -18,6 +18,7 @@ from functools import partial
 from safepool import registry
 from safepool.core.identity import Incarnation, Snapshot
 from safepool.core.membership import Target, find_members
+from safepool.core.planner import BLIND
 from safepool.core.policy import DEFAULT_GRACE, StopPolicy, checked_grace
 from safepool.core.record import RunRecord, Verdict
 from safepool.core.values import dataclass
@@ -58,7 +59,8 @@ class SweptProcess:
 @dataclass(frozen=True)
 class SweptRun:
     """A run whose owner is proven dead. ``command`` and ``cwd`` are its owner's;
-    ``started`` is in seconds since 1970."""
+    ``started`` is in seconds since 1970. ``problem``: why there may be more of it, "" if
+    nobody else is left."""
 
     run_id: str
     owner: int
@@ -66,11 +68,14 @@ class SweptRun:
     cwd: str
     started: float
     processes: tuple[SweptProcess, ...]
+    problem: str = ""
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
         head = f"run {self.run_id} of owner {self.owner} ({self.command}), of {since}"
-        lines = [str(process) for process in self.processes] or ["it has left nothing"]
+        lines = [str(process) for process in self.processes]
+        if self.problem or not lines:
+            lines.append(self.problem or "it has left nothing")
         return "\n    ".join([head, *lines])
 
 
@@ -95,6 +100,11 @@ class SweepResult:
     dry_run: bool
     runs: tuple[SweptRun, ...]
     kept: tuple[KeptRecord, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Is nobody left who should be gone?"""
+        return not self.has("stuck") and not any(run.problem for run in self.runs)
 
     def has(self, outcome: str) -> bool:
         """Did any process come to this?"""
@@ -245,6 +255,8 @@ class _DeadRun:
             SweptProcess(name.pid, lines.get(name, ""), "stuck", reason=reason)
             for name, reason in sweep.report.stuck
         ]
+        if sweep.report.is_blind:
+            return self._swept([*ended, *stuck], BLIND)
         return self._swept([*ended, *stuck, *self._spared(self._look())])
 
     def _spared(self, snapshot: Snapshot) -> Iterator[SweptProcess]:
@@ -254,7 +266,7 @@ class _DeadRun:
     def _command(self, pid: int) -> str:
         return self._host.command_line(pid)
 
-    def _swept(self, processes: Iterable[SweptProcess]) -> SweptRun:
+    def _swept(self, processes: Iterable[SweptProcess], problem: str = "") -> SweptRun:
         record = self._record
         return SweptRun(
             record.run_id,
@@ -263,6 +275,7 @@ class _DeadRun:
             record.cwd,
             record.started_wall,
             tuple(processes),
+            problem,
         )
 
 

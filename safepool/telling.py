@@ -14,6 +14,7 @@ import select
 from collections.abc import Iterator
 
 from safepool.core.identity import Incarnation
+from safepool.core.planner import BLIND
 from safepool.host.own import ticks
 from safepool.sweeper import Sweep
 
@@ -52,6 +53,8 @@ def describe(sweep: Sweep, why: str, *, asked: bool) -> Iterator[tuple[str, str]
         yield level, f"{why}: ended {what} {who}, {aged}, with {signal}{advice}"
     for stuck in report.stuck:
         yield "error", f"{why}: could not end {_who(sweep, stuck.incarnation)}: {stuck.reason}"
+    if report.is_blind:
+        yield "error", f"{why}: what is left of it could not be looked for: {BLIND}"
 
 
 def _who(sweep: Sweep, incarnation: Incarnation) -> str:

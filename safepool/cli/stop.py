@@ -12,7 +12,7 @@ from safepool.cli import words
 from safepool.cli.choose import SHORT, NoSuchRunError, choose
 from safepool.cli.ps import process_as_json
 from safepool.cli.sweep import LEFT, print_swept
-from safepool.core.planner import SweepReport
+from safepool.core.planner import BLIND, SweepReport
 from safepool.core.record import Verdict
 from safepool.host import choose as backend
 from safepool.host.base import Host
@@ -41,7 +41,7 @@ def stop(name: str, grace: float, patience: float | None, *, as_json: bool) -> i
             return _NOT_POSSIBLE
         report = end_owner(run.record.owner, grace, host)
         how = _outcome(report)
-        if not report.stuck:
+        if report.is_clean:
             longest = max(run.record.grace, grace) + MARGIN
             wait_for_rest(run.run_id, directory, host, longest if patience is None else patience)
     return _finish(run, how, grace, directory, host, as_json=as_json)
@@ -49,6 +49,8 @@ def stop(name: str, grace: float, patience: float | None, *, as_json: bool) -> i
 
 def _outcome(report: SweepReport) -> str:
     """What became of the owner, in a word or two."""
+    if report.is_blind:
+        return f"could not be ended: {BLIND}"
     if report.stuck:
         return f"could not be ended: {report.stuck[0].reason}"
     last = report.ended[0].last_signal if report.ended else None
@@ -61,7 +63,7 @@ def _finish(
     """Sweep if nobody is left who would, look once more, and tell."""
     swept = sweep_runs(run.run_id, dry_run=False, grace=grace)
     left = wait_for_rest(run.run_id, directory, host, 0.0)
-    is_clean = not left and not swept.has("stuck")
+    is_clean = not left and swept.is_clean
     if as_json:
         listed = [process_as_json(process) for process in left]
         words.print_json({"id": run.run_id, "owner": how, "clean": is_clean, "left": listed})

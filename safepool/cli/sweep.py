@@ -29,7 +29,7 @@ def sweep(*, dry_run: bool, grace: float, as_json: bool) -> int:
         for kept in result.kept:
             if kept.verdict != "live":
                 print(f"{kept.run_id[:SHORT]} ({kept.verdict}): left alone: {kept.reason}")
-    if result.has("stuck"):
+    if not result.is_clean:
         return LEFT
     return SWEPT if result.has("ended") or result.has("found") else CLEAN
 
@@ -37,9 +37,12 @@ def sweep(*, dry_run: bool, grace: float, as_json: bool) -> int:
 def print_swept(run: SweptRun) -> None:
     """Print what became of a dead run, a line for each process."""
     if not run.processes:
-        print(f"{run.run_id[:SHORT]}, whose owner {run.owner} is gone: nothing is left of it")
+        what = run.problem or "nothing is left of it"
+        print(f"{run.run_id[:SHORT]}, whose owner {run.owner} is gone: {what}")
         return
     print(f"{run.run_id[:SHORT]}, whose owner {run.owner} is gone:")
+    if run.problem:
+        print(f"  there may be more: {run.problem}")
     for each in run.processes:
         print(f"  {_line(each)}")
 
@@ -72,6 +75,7 @@ def _as_json(result: SweepResult) -> dict[str, Any]:
                     }
                     for each in run.processes
                 ],
+                "problem": run.problem or None,
             }
             for run in result.runs
         ],

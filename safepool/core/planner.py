@@ -71,6 +71,10 @@ class Sig(Enum):
     KILL = "SIGKILL"
 
 
+BLIND = "the process table could not be read (no descriptor was free?)"
+"""Why a sweep gave up that could not look any more."""
+
+
 class Phase(Enum):
     """How far a sweep has come."""
 
@@ -109,12 +113,22 @@ class StuckProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep came to; instants in monotonic seconds."""
+    """What a sweep came to; instants in monotonic seconds.
+
+    ``is_blind``: the process table could not be read until the time was up, so there may
+    be others of whom nothing is known.
+    """
 
     ended: tuple[EndedProcess, ...]
     stuck: tuple[StuckProcess, ...]
     started_at: float
     finished_at: float
+    is_blind: bool = False
+
+    @property
+    def is_clean(self) -> bool:
+        """Is nobody left?"""
+        return not self.stuck and not self.is_blind
 
 
 @dataclass(frozen=True)
@@ -201,10 +215,11 @@ def abandon(state: SweepState, now: float) -> SweepState:
 
     Nobody was seen to be gone, so roots that were never seen are reported with the members.
     """
-    reason = "the process table could not be read (no descriptor was free?)"
     unseen = sorted(state.target.roots - state.members.keys())
-    stuck = tuple(StuckProcess(name, reason) for name in (*state.members, *unseen))
-    return _finish(state, (), stuck, now).state
+    stuck = tuple(StuckProcess(name, BLIND) for name in (*state.members, *unseen))
+    state = _finish(state, (), stuck, now).state
+    assert state.report is not None
+    return replace(state, phase=Phase.STUCK, report=replace(state.report, is_blind=True))
 
 
 def note_denied(state: SweepState, signal: Signal) -> SweepState:

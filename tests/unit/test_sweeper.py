@@ -268,6 +268,27 @@ def test_a_sweep_that_can_never_look_again_ends_all_the_same() -> None:
     assert sweep.wake_at is None
 
 
+def test_a_sweep_that_never_saw_anybody_does_not_pass_for_a_clean_one() -> None:
+    """It names nobody, and says that it was blind; and it has not looked at every call."""
+    stand = Stand(10)
+    stand.is_blind = True
+    sweep = stand.sweep()
+    for _ in range(600):
+        sweep.advance()
+        stand.clock += 0.1
+    assert sweep.report is not None
+    assert (sweep.report.ended, sweep.report.stuck) == ((), ())
+    assert sweep.report.is_blind
+    assert not sweep.report.is_clean
+    seen = stand.looks
+    assert seen < 400
+    fresh = stand.sweep()
+    fresh.advance()
+    for _ in range(50):
+        fresh.advance()
+    assert stand.looks == seen + 1
+
+
 def test_without_a_look_the_known_are_ended_through_their_handles() -> None:
     """What is held already needs no descriptor; between tries there is a pause."""
     stand = Stand(10, 11)

@@ -32,6 +32,15 @@ def ended(who: Incarnation, how: str, sig: Sig | None) -> EndedProcess:
     return EndedProcess(who, how, sig, 0.0)
 
 
+def test_a_sweep_that_could_not_look_says_so() -> None:
+    """Otherwise silence would mean that nothing was left."""
+    sweep = Finished()
+    sweep.report = SweepReport((), (), 0.0, 1.0, is_blind=True)
+    ((level, text),) = told(sweep)
+    assert level == "error"
+    assert "could not be" in text
+
+
 @pytest.mark.parametrize("asked", [True, False])
 @pytest.mark.parametrize("sig", [Sig.TERM, Sig.KILL])
 def test_a_stray_is_a_warning_whoever_asked(sig: Sig, asked: bool) -> None:
