@@ -55,7 +55,7 @@ FAULTS = {
     ),
     "a member is remembered by its pid": Fault(
         MEMBERSHIP,
-        "elif name in remembered:",
+        "elif name in remembered or name in target.known:",
         "elif pid in {one.pid for one in remembered}:",
     ),
     "a root is known by its pid": Fault(
@@ -63,7 +63,7 @@ FAULTS = {
         "if name in target.roots:",
         "if pid in {one.pid for one in target.roots}:",
     ),
-    "members are forgotten": Fault(MEMBERSHIP, "elif name in remembered:", "elif False:"),
+    "members are forgotten": Fault(MEMBERSHIP, "elif name in remembered or", "elif"),
     "an older process passes for a child": Fault(
         MEMBERSHIP, "            if child.start >= parent.start:", "            if True:"
     ),
