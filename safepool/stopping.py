@@ -81,10 +81,11 @@ def _wait_for_ends(processes: Iterable[ListedProcess], host: Host, seconds: floa
             handle = host.open(process.incarnation) if process.incarnation.pid > 1 else None
             if handle is not None and not isinstance(handle, NoHandle):
                 undo.callback(handle.close)
-                poll.register(handle.fd, select.POLLIN)
-                waiting.add(handle.fd)
+                if handle.fd >= 0:
+                    poll.register(handle.fd, select.POLLIN)
+                    waiting.add(handle.fd)
         if not waiting:
-            poll.poll(_LOOK_AGAIN * 1000)  # no descriptor is free
+            poll.poll(_LOOK_AGAIN * 1000)  # no descriptor is free, or the host has none
         while waiting and (left := until - host.now()) > 0:
             for fd, _ in poll.poll(math.ceil(left * 1000)):
                 poll.unregister(fd)

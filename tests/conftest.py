@@ -45,7 +45,7 @@ hypothesis.settings.load_profile("tests")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With the portable backend, expect to fail what only the kernel can promise."""
     for item in items if portable.IS_PORTABLE else ():
-        mark = portable.expected_failure(item.nodeid)
+        mark = portable.mark_for(item.nodeid)
         if mark is not None:
             item.add_marker(mark)
 
