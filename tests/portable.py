@@ -45,8 +45,8 @@ SLOW = (
 )
 
 LETTING_GO = (
-    "the portable backend lets no process go (safepool.detached, strays='spare'): it could not tell "
-    "from a stray what that starts; on Linux a tag says so"
+    "the portable backend lets no process go (safepool.detached, strays='spare'): it could not "
+    "tell from a stray what that starts; on Linux a tag says so"
 )
 
 ABSENT = {
