@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from safepool.errors import SafePoolError as SafePoolError
     from safepool.errors import TaskNotPicklableError as TaskNotPicklableError
     from safepool.errors import WorkerLostError as WorkerLostError
+    from safepool.executor import SafePoolExecutor as SafePoolExecutor
     from safepool.pool import SafePool as SafePool
     from safepool.process import SafeProcess as SafeProcess
     from safepool.sweeping import SweepResult as SweepResult
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 _OWN = {
     "SafePool": "safepool.pool",
+    "SafePoolExecutor": "safepool.executor",
     "SafeProcess": "safepool.process",
     "get_context": "safepool.context",
     "detached": "safepool.detachment",

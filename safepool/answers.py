@@ -21,9 +21,10 @@ from safepool import payload
 class _NotEncodedError(Exception):
     """A value cannot be pickled; carries what multiprocessing puts in its place."""
 
-    def __init__(self, substitute: BaseException) -> None:
+    def __init__(self, substitute: BaseException, reason: BaseException) -> None:
         super().__init__()
         self.substitute = substitute
+        self.reason = reason
 
 
 def _dumps(value: Any, *, by_value: bool) -> bytes:
@@ -44,7 +45,7 @@ def pack(value: Any, *, by_value: bool) -> bytes:
     try:
         return _dumps(value, by_value=by_value)
     except Exception as reason:
-        raise _NotEncodedError(_not_encoded(reason, value)) from None
+        raise _NotEncodedError(_not_encoded(reason, value), reason) from None
 
 
 class _Shown:
@@ -58,6 +59,23 @@ class _Shown:
 
     def __repr__(self) -> str:
         return self._text
+
+
+class _WithReason:
+    """Pickles what stands for a value together with the reason, which pickle would drop."""
+
+    def __init__(self, substitute: BaseException, reason: BaseException) -> None:
+        self._substitute = substitute
+        self._reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return with_cause, (self._substitute, self._reason)
+
+
+def with_cause(error: BaseException, cause: BaseException) -> BaseException:
+    """In the owner: put both together again."""
+    error.__cause__ = cause
+    return error
 
 
 class _WithCause:
@@ -88,7 +106,11 @@ def error_body(error: BaseException, *, by_value: bool, hidden: Container[str]) 
     """
     if isinstance(error, _NotEncodedError):
         substitute = error.substitute
-        return pickle.dumps((payload.dumps_plain(substitute), repr(substitute), ""))
+        try:
+            data = _dumps(_WithReason(substitute, error.reason), by_value=by_value)
+        except Exception:  # the reason cannot be pickled either; its text is in the substitute
+            data = payload.dumps_plain(substitute)
+        return pickle.dumps((data, repr(substitute), ""))
     trace = _user_frames(error.__traceback__, hidden)
     text = "".join(traceback.format_exception(type(error), error, trace))
     text = f'\n"""\n{text}"""'

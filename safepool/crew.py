@@ -21,7 +21,7 @@ from safepool.channel import Channel, WorkerProcess, WorkerSource
 from safepool.core import frames
 from safepool.core.ledger import Ledger
 from safepool.errors import InitializerError, WorkerLostError
-from safepool.jobs import Chunk, Job, Jobs, how_it_ended, unpack_error, unreadable
+from safepool.jobs import Chunk, Job, Jobs, how_it_ended, note_unreadable, unpack_error, unreadable
 from safepool.waiting import Watch
 
 _REAP = 1.0
@@ -87,8 +87,11 @@ class Crew:
         numbers: list[int] = []
         for unit in units:
             job = self.jobs.find(unit.job)
+            if job is not None and not job.sink.begin():
+                self.jobs.forget(job)
+                job = None
             if job is None:
-                # The input of its map failed, so nobody waits for the answer.
+                # It was cancelled, or the input of its map failed: nobody waits for the answer.
                 self._ledger.answered(worker, unit)
                 continue
             if job.kind != frames.CALL and job.number not in channel.functions:
@@ -159,8 +162,9 @@ class Crew:
             self._take_values(channel, unit, 0, ((frame.body, 1),))
         elif frame.kind == frames.VALUES:
             self._take_values(channel, unit, frame.item, frames.records(frame.body))
-        elif frame.kind == frames.ERROR or not self._send_by_value(channel, unit):
-            unit.fail(frame.item, unpack_error(frame.body))
+        elif frame.kind != frames.BY_VALUE or not self._send_by_value(channel, unit):
+            error = unpack_error(frame.body)
+            unit.fail(frame.item, error if frame.kind == frames.ERROR else note_unreadable(error))
             self._ledger.answered(channel.worker, unit)
             self._deliver(unit)
 

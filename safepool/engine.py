@@ -128,9 +128,12 @@ class Engine:
         """Take no more jobs; workers leave when all is done."""
         self._post(self._on_close)
 
-    def stop(self) -> None:
-        """End everything; does not wait. May be called at any instruction of any thread."""
-        self._post(self._on_stop)
+    def stop(self, *, force: bool = False) -> None:
+        """End everything; does not wait. May be called at any instruction of any thread.
+
+        ``force``: without asking politely.
+        """
+        self._post(self._on_stop, force)
 
     def _terminate_at_exit(self) -> None:
         """At the interpreter's exit: ask all pools first, so that their graces run side by side."""
@@ -285,9 +288,11 @@ class Engine:
         self._ledger.closed()
         self._jobs.lift_limits()
 
-    def _on_stop(self) -> None:
+    def _on_stop(self, force: bool) -> None:
         # As in multiprocessing, callbacks are not told of an end that the program asked for.
         self._begin_end(tell=False)
+        if force:
+            self._crew.signal_all(force=True)
 
     # Endings
 

@@ -108,13 +108,13 @@ class Jobs:
         if job is not None:
             self._touched.add(job.sink)
             if job.sink.put(index, size, values, errors):
-                self._forget(job)
+                self.forget(job)
 
     def input_ended(self, job: Job, chunks: int, error: BaseException | None) -> None:
         """The job has so many chunks and no more."""
         self._touched.add(job.sink)
         if job.sink.input_ended(chunks, error):
-            self._forget(job)
+            self.forget(job)
 
     def wake_sinks(self) -> None:
         """Wake those who wait for what has been delivered since the last time."""
@@ -135,7 +135,8 @@ class Jobs:
         for job in jobs:
             job.sink.fail(error(), tell=tell)
 
-    def _forget(self, job: Job) -> None:
+    def forget(self, job: Job) -> None:
+        """Nobody waits for this job any more."""
         del self._jobs[job.number]
         self._forgotten(job)
 
@@ -162,6 +163,20 @@ def unpack_error(body: bytes) -> BaseException:
     return unreadable(TypeError("it turned into something else"), shown, text)
 
 
+_UNREADABLE = "_safepool_unreadable"
+
+
+def note_unreadable(error: BaseException) -> BaseException:
+    """Remember that this error came from unpickling a task or its outcome."""
+    vars(error)[_UNREADABLE] = True
+    return error
+
+
+def is_unreadable_here(error: BaseException) -> bool:
+    """Is it an error of ours, or of the user's classes, from unpickling?"""
+    return _UNREADABLE in vars(error)
+
+
 def unreadable(reason: BaseException, shown: str, text: str) -> BaseException:
     """What arrived cannot be unpickled here, for ``reason``."""
     from multiprocessing import pool
@@ -169,7 +184,7 @@ def unreadable(reason: BaseException, shown: str, text: str) -> BaseException:
     mp_pool: Any = pool
     error: BaseException = mp_pool.MaybeEncodingError(reason, shown)
     error.__cause__ = mp_pool.RemoteTraceback(text) if text else reason
-    return error
+    return note_unreadable(error)
 
 
 def how_it_ended(pid: int, exitcode: int | None) -> str:

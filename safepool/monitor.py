@@ -3,6 +3,10 @@
 It hears what the sidecar says and logs it, sees a launcher's end and asks for the
 sweep of what that left, and starts a new sidecar when the old one was killed.
 
+The thread leaves when there is nothing to watch, and is started again with the next
+launcher: so a program whose pools are closed has no thread of ours. A sidecar that dies
+meanwhile is replaced then.
+
 Nothing here decides about the user's processes, and nothing of the user's code runs
 in this thread. ``quiet`` is held while it logs, so that a fork can wait until no
 lock of logging is held.
@@ -18,6 +22,7 @@ import select
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +42,9 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 10
 
+_LINGER = 0.2
+"""Seconds that the thread stays without a launcher: the next pool may come at once."""
+
 _LAST_WORDS = 1.0
 """Seconds that the program's exit waits for a logging handler."""
 
@@ -51,6 +59,7 @@ class Monitor:
         self._lock = threading.RLock()
         self._bell_out, self._bell_in = socket.socketpair()
         self._has_begun = False
+        self._leaves_at: float | None = None
         self._is_over = False
         self._thread_done = Latch(is_set=True)
         self._voice = Voice()
@@ -62,12 +71,14 @@ class Monitor:
     def ensure_sidecar(self) -> None:
         """Start the thread and the sidecar, once. Raises ProtectionError."""
         with in_flight.gate.lock, self._lock:
-            if not self._has_begun:
-                self._start_thread()
+            self._start_thread()
             self.sidecar.ensure()
         self.ring()
 
     def _start_thread(self) -> None:
+        self._leaves_at = None
+        if self._has_begun:
+            return
         self._thread_done.clear()
         try:
             # Signals are for the program's own threads.
@@ -112,6 +123,7 @@ class Monitor:
         """Notice when this launcher ends."""
         with self._lock:
             self._links[link.launcher_id] = link
+            self._start_thread()
         self.ring()
 
     def release(self, link: LauncherLink) -> None:
@@ -146,8 +158,12 @@ class Monitor:
 
     def _serve(self) -> None:
         failures = 0
+        has_left = False
         try:
             while not self._is_over:
+                has_left = self._may_leave()
+                if has_left:
+                    return
                 try:
                     self._serve_once()
                     failures = 0
@@ -161,7 +177,8 @@ class Monitor:
                         )
                         return
         finally:
-            self._thread_done.set()
+            if not has_left:
+                self._thread_done.set()
 
     def _serve_once(self) -> None:
         with self._lock:
@@ -182,7 +199,7 @@ class Monitor:
         tracker = self._run.tracker.reader
         if tracker >= 0:
             poll.register(tracker, select.POLLIN)
-        for fd, event in poll.poll(self.sidecar.patience()):
+        for fd, event in poll.poll(self._patience()):
             if fd == bell:
                 self._bell_out.recv(4096)
             elif fd == tracker:
@@ -195,6 +212,29 @@ class Monitor:
                 if event & ~select.POLLOUT:
                     self._hear(sidecar)
         self.sidecar.retry()
+
+    def _may_leave(self) -> bool:
+        """Is there nothing to watch, and was there nothing for a while?"""
+        with self._lock:
+            if self._links or self._lost or not self.sidecar.is_watched:
+                self._leaves_at = None
+                return False
+            now = time.monotonic()
+            if self._leaves_at is None:
+                self._leaves_at = now + _LINGER
+            if now < self._leaves_at:
+                return False
+            # In here: a thread that is started next is not taken for this one.
+            self._has_begun = False
+            self._thread_done.set()
+            return True
+
+    def _patience(self) -> float | None:
+        """Milliseconds until something is to be done; None: only when something comes."""
+        leaves_at = self._leaves_at
+        if leaves_at is None:
+            return self.sidecar.patience()
+        return max(0.0, leaves_at - time.monotonic()) * 1000 + 1
 
     def _check_link(self, link: LauncherLink) -> None:
         """Hear a launcher's farewell, or the end of one that said none: it was killed."""

@@ -33,6 +33,7 @@ from safepool.results import (
     IMapIterator,
     IMapUnorderedIterator,
     MapResult,
+    Sink,
     Stream,
     check_owner,
 )
@@ -179,17 +180,23 @@ class SafePool:
         Callbacks run in the pool's thread: make them short. What cannot be pickled
         is an error of the result (TaskNotPicklableError).
         """
-        self._check_running()
         result = AsyncResult(self, callback, error_callback)
-        job = Job(result, frames.CALL, func, b"")
+        self._submit(result, func, args, kwds)
+        return result
+
+    def _submit(
+        self, sink: Sink, func: Callable[..., Any], args: Iterable[Any], kwds: Mapping[str, Any]
+    ) -> None:
+        """Begin one call; its outcome goes to ``sink``."""
+        self._check_running()
+        job = Job(sink, frames.CALL, func, b"")
         try:
             body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
         except Exception as error:
-            self._engine.refuse(result, error)
-            return result
+            self._engine.refuse(sink, error)
+            return
         again = not self._by_value and payload.names_main(body)
         self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if again else None))
-        return result
 
     def map(
         self,
@@ -267,6 +274,12 @@ class SafePool:
         check_owner(self._owner)
         self._state = TERMINATE
         self._engine.terminate()
+
+    def _end_workers(self, *, force: bool) -> None:
+        """End all workers, and do not wait; for the executor."""
+        check_owner(self._owner)
+        self._state = TERMINATE
+        self._engine.stop(force=force)
 
     def join(self) -> None:
         """Wait until all workers have left; ``close`` or ``terminate`` must come first."""

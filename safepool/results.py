@@ -32,6 +32,9 @@ _Callback = Callable[[Any], object]
 class Sink(Protocol):
     """Where a job's answers go; called by the engine's thread only."""
 
+    def begin(self) -> bool:
+        """A unit goes to a worker; False: nobody wants it any more, and the job is over."""
+
     def put(
         self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
@@ -122,6 +125,10 @@ class AsyncResult:
         if self._success:
             return self._value
         raise self._value
+
+    def begin(self) -> bool:
+        """Engine: always wanted."""
+        return True
 
     def put(
         self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
@@ -237,6 +244,10 @@ class Stream:
         self._arrived_items = 0
 
     # Engine
+
+    def begin(self) -> bool:
+        """Engine: always wanted."""
+        return True
 
     def put(
         self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None

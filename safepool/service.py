@@ -272,7 +272,8 @@ class _Service:
 
     def _not_loaded(self, number: int, task: _Task, error: BaseException) -> None:
         """Answer for a task that cannot be read; a missing name may be had by value."""
-        kind = frames.BY_VALUE if isinstance(error, (AttributeError, ImportError)) else frames.ERROR
+        is_name = isinstance(error, (AttributeError, ImportError))
+        kind = frames.BY_VALUE if is_name else frames.UNREADABLE
         self._fail(kind, number, task.item, task, error)
 
     def _fail(self, kind: int, number: int, item: int, task: _Task, error: BaseException) -> None:

@@ -72,6 +72,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.feeder",),
     ("safepool.arguments",),
     ("safepool.pool",),
+    ("safepool.executor",),
     ("safepool.context",),
     ("safepool",),
     # The command line.

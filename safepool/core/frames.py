@@ -14,6 +14,7 @@ bytes. Both directions use it; what the fields mean depends on the kind:
                       VALUES   number item: body  records, one pickle each, from ``item`` on
                       ERROR    number item: body  an error body; ends the task
                       BY_VALUE number item: body  likewise, because a name was not found here
+                      UNREADABLE number item: body  likewise, as the task cannot be unpickled here
 
 A *claim* is a task's number in a pipe of its own. Owner and worker both read from
 that pipe; the kernel hands each claim to one of them only. So the worker knows what
@@ -42,6 +43,7 @@ VALUE: Final = 8
 VALUES: Final = 9
 ERROR: Final = 10
 BY_VALUE: Final = 11
+UNREADABLE: Final = 12
 
 AGAIN: Final = 1 << 8
 """Added to the kind of a task that comes again, by value: its worker lacks names of the
