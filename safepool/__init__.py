@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from safepool.cancellation import TaskCancelledError as TaskCancelledError
     from safepool.context import get_context as get_context
     from safepool.detachment import detached as detached
     from safepool.errors import ForeignPoolError as ForeignPoolError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from safepool.errors import ProtectionError as ProtectionError
     from safepool.errors import SafePoolError as SafePoolError
     from safepool.errors import TaskNotPicklableError as TaskNotPicklableError
+    from safepool.errors import TaskTimeoutError as TaskTimeoutError
     from safepool.errors import WorkerLostError as WorkerLostError
     from safepool.executor import SafePoolExecutor as SafePoolExecutor
     from safepool.pool import SafePool as SafePool
@@ -43,6 +45,8 @@ _OWN = {
     "ProtectionError": "safepool.errors",
     "SafePoolError": "safepool.errors",
     "TaskNotPicklableError": "safepool.errors",
+    "TaskCancelledError": "safepool.cancellation",
+    "TaskTimeoutError": "safepool.errors",
     "WorkerLostError": "safepool.errors",
 }
 

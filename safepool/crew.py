@@ -14,18 +14,32 @@ from __future__ import annotations
 import itertools
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from safepool import payload
 from safepool.channel import Channel, WorkerProcess, WorkerSource
 from safepool.core import frames
-from safepool.core.ledger import Ledger
+from safepool.core.ledger import Ledger, Lost
 from safepool.errors import InitializerError, WorkerLostError
-from safepool.jobs import Chunk, Job, Jobs, how_it_ended, note_unreadable, unpack_error, unreadable
+from safepool.jobs import (
+    PLAIN,
+    Chunk,
+    Job,
+    Jobs,
+    how_it_ended,
+    note_unreadable,
+    unpack_error,
+    unreadable,
+)
+from safepool.limits import Limits
 from safepool.waiting import Watch
 
 _REAP = 1.0
 """Seconds to wait for an exit code after the sentinel has fired; it is there at once."""
+
+
+def _ignore(_error: BaseException) -> None:
+    """Stands in until the engine says what an abort is."""
 
 
 class Crew:
@@ -37,6 +51,8 @@ class Crew:
         self._source = source
         self._ledger = ledger
         self._watch = watch
+        self.limits = Limits(self, ledger)
+        self.on_abort: Callable[[BaseException], None] = _ignore
         self._channels: dict[int, Channel] = {}
         self._numbers = itertools.count(1)
         self._init_error: BaseException | None = None
@@ -99,6 +115,8 @@ class Crew:
                 size = len(job.body)
                 kind = frames.FUNCTION | (frames.AGAIN if job.by_value else 0)
                 parts += (frames.header(kind, 0, job.number, 0, size), job.body)
+            if job.options is not PLAIN:
+                self.limits.sent(worker, unit, job)
             kind = job.kind | unit.again
             size = len(unit.body)
             parts += (frames.header(kind, unit.number, unit.job, unit.done, size), unit.body)
@@ -109,6 +127,20 @@ class Crew:
     def take_back(self, worker: int) -> None:
         """Take back what a worker has not begun."""
         self._ledger.taken_back(worker, self._channels[worker].take_claims())
+
+    def pid(self, worker: int) -> int:
+        """The number of a worker's process."""
+        return self._channels[worker].pid
+
+    def hear(self, worker: int) -> None:
+        """Take in what a worker has sent so far."""
+        channel = self._channels[worker]
+        while channel.open and self._read(channel):
+            pass
+
+    def end(self, worker: int) -> None:
+        """Ask for the end of a worker and its tree."""
+        self._channels[worker].signal()
 
     def retire(self, worker: int) -> None:
         """Tell a worker to leave."""
@@ -164,9 +196,12 @@ class Crew:
             self._take_values(channel, unit, frame.item, frames.records(frame.body))
         elif frame.kind != frames.BY_VALUE or not self._send_by_value(channel, unit):
             error = unpack_error(frame.body)
-            unit.fail(frame.item, error if frame.kind == frames.ERROR else note_unreadable(error))
             self._ledger.answered(channel.worker, unit)
-            self._deliver(unit)
+            job = self.jobs.find(unit.job)
+            if not self.limits.tries_again(unit, job, error, is_loss=False):
+                is_tasks = frame.kind == frames.ERROR
+                unit.fail(frame.item, error if is_tasks else note_unreadable(error))
+                self._deliver(unit)
 
     def _take_values(
         self, channel: Channel, unit: Chunk, item: int, bodies: Iterable[tuple[bytes, int]]
@@ -202,7 +237,7 @@ class Crew:
             for other in self._channels.values():
                 other.functions.discard(job.number)
         self._ledger.bounced(channel.worker, unit)
-        unit.nbytes = len(unit.body)
+        unit.nbytes = max(unit.nbytes, len(unit.body))
         return True
 
     # Endings
@@ -222,17 +257,30 @@ class Crew:
         self._last_death = how_it_ended(channel.pid, process.exitcode)
         lost = self._ledger.lost(channel.worker, channel.take_claims())
         if lost is not None:
-            unit = lost.unit
-            job = self.jobs.find(unit.job)
-            name = job.name() if job else "its task"
-            where = f" (item {lost.item} of chunk {unit.index})" if unit.size > 1 else ""
-            message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
-            unit.fail(lost.item, WorkerLostError(message, channel.pid, process.exitcode))
-            if lost.complete:
-                self._deliver(unit)
+            self._charge(channel, lost)
         del self._channels[channel.worker]
         self.processes.remove(process)
         channel.close()
+        self.limits.buried(channel.worker)
+
+    def _charge(self, channel: Channel, lost: Lost[Chunk]) -> None:
+        """Put a worker's end down to the item that it ran."""
+        unit = lost.unit
+        job = self.jobs.find(unit.job)
+        error = self.limits.verdict(channel.worker, unit.number)
+        is_loss = error is None
+        if error is None:
+            code, name = channel.process.exitcode, job.name() if job else "its task"
+            where = f" (item {lost.item} of chunk {unit.index})" if unit.size > 1 else ""
+            message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
+            error = WorkerLostError(message, channel.pid, code, name, unit.attempts + 1)
+        if self.limits.tries_again(unit, job, error, is_loss=is_loss):
+            return
+        unit.fail(lost.item, error)
+        if lost.complete:
+            self._deliver(unit)
+        if is_loss and job is not None and job.options.on_worker_lost == "abort":
+            self.on_abort(error)
 
     def signal_all(self, *, force: bool = False) -> None:
         """Ask for the end of all workers and their trees; any thread may do it."""

@@ -31,7 +31,7 @@ from safepool.core.ledger import Break, Command, Finish, Ledger, Retire, Send, S
 from safepool.core.policy import DEFAULT_KILL_TIMEOUT
 from safepool.crew import Crew
 from safepool.errors import PoolTerminatedError
-from safepool.jobs import Chunk, Job, fresh
+from safepool.jobs import PLAIN, Chunk, Job, fresh
 from safepool.latch import Latch
 from safepool.loop import signals_blocked
 from safepool.results import Sink
@@ -43,7 +43,34 @@ _SLACK = 1.0
 """Seconds beyond grace and kill timeout until the engine stops waiting for a worker's end."""
 
 
+_PATIENCE = 30.0
+"""Seconds to wait for an answer of the engine's, which a callback of the user's may hold up."""
+
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Answer:
+    """A yes or no of the engine's to another thread."""
+
+    def __init__(self) -> None:
+        self._is_there = Latch()
+        self._is_yes = False
+
+    def put(self, *, is_yes: bool) -> None:
+        """The engine: answer."""
+        self._is_yes = is_yes
+        self._is_there.set()
+
+    def get(self) -> bool:
+        """The other thread: wait for it; a held-up engine has said nothing, which is no."""
+        self._is_there.wait(_PATIENCE)
+        return self._is_yes
+
+
+def _cancelled(job: Job) -> BaseException:
+    from safepool.cancellation import TaskCancelledError
+
+    return TaskCancelledError(f"{job.name()} was cancelled")
 
 
 class Engine:
@@ -63,6 +90,8 @@ class Engine:
         self._watch = Watch()
         self._ledger: Ledger[Chunk] = Ledger(processes, lifetime)
         self._crew = Crew(source, self._ledger, self._watch)
+        self._crew.on_abort = self._abort
+        self._limits = self._crew.limits
         self._jobs = self._crew.jobs
         self._closing = False
         self._finished = False
@@ -124,6 +153,17 @@ class Engine:
         """Fail a job that was never submitted; its callbacks run where others do."""
         self._post(self._on_refuse, sink, error)
 
+    def cancel(self, job: Job, *, kill: bool) -> bool:
+        """End a job that has not begun, with ``kill`` also one that has; False if it is over.
+
+        Waits for the engine's answer, not for the end of a worker.
+        """
+        if threading.current_thread() is self._thread:
+            return self._limits.end_job(job, _cancelled(job), kill=kill)
+        answer = Answer()
+        self._post(self._on_cancel, job, kill, answer)
+        return answer.get()
+
     def close(self) -> None:
         """Take no more jobs; workers leave when all is done."""
         self._post(self._on_close)
@@ -175,6 +215,8 @@ class Engine:
         for handler, arguments in self._inbox.take():
             if handler == self._on_refuse:
                 handler(*arguments)
+            elif handler == self._on_cancel:
+                arguments[2].put(is_yes=False)
             elif handler in (self._on_job, self._on_open):
                 arguments[0].sink.fail(self._end_error(), tell=False)
 
@@ -215,17 +257,17 @@ class Engine:
         with self._inbox.asleep() as has_events:
             ready = self._watch.look(0.0 if has_events else self._next_look())
         self._watch.serve(ready)
+        self._limits.carry_out()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._force()
 
     def _next_look(self) -> float | None:
         """Seconds until something is to be done although nothing comes in; None: never."""
         now = time.monotonic()
-        wait = self._ledger.look_again_in(now)
+        waits = [self._ledger.look_again_in(now), self._limits.wait(now)]
         if self._deadline is not None:
-            left = max(0.0, self._deadline - now)
-            wait = left if wait is None else min(wait, left)
-        return wait
+            waits.append(max(0.0, self._deadline - now))
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _advance(self) -> None:
         while not self._finished:
@@ -268,6 +310,8 @@ class Engine:
             job.sink.fail(self._end_error(), tell=False)
             return False
         self._jobs.add(job)
+        if job.options is not PLAIN:
+            self._limits.admitted(job)
         return True
 
     def _on_chunk(self, chunk: Chunk) -> None:
@@ -279,6 +323,9 @@ class Engine:
             self._jobs.input_ended(job, chunks, error)
         if not self._stopped.is_set():
             self._ledger.source_ended()
+
+    def _on_cancel(self, job: Job, kill: bool, answer: Answer) -> None:
+        answer.put(is_yes=self._limits.end_job(job, _cancelled(job), kill=kill))
 
     def _on_refuse(self, sink: Sink, error: BaseException) -> None:
         sink.fail(error, tell=True)
@@ -295,6 +342,12 @@ class Engine:
             self._crew.signal_all(force=True)
 
     # Endings
+
+    def _abort(self, error: BaseException) -> None:
+        """A worker was lost, and the program wants no more of the pool then."""
+        if not self._stopped.is_set():
+            self.broken = error
+            self._begin_end(tell=True)
 
     def _begin_end(self, *, tell: bool) -> None:
         """Ask all workers to end, and resolve everything that is not."""

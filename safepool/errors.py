@@ -64,13 +64,41 @@ class WorkerLostError(SafePoolError, RuntimeError):
 
     Attributes: ``pid`` of the worker, ``exitcode`` as in
     ``multiprocessing.Process.exitcode`` (negative: the signal's number; None:
-    unknown).
+    unknown); ``task``, the name of the function; ``attempts``, how often it was tried.
     """
 
-    def __init__(self, message: str, pid: int = 0, exitcode: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        pid: int = 0,
+        exitcode: int | None = None,
+        task: str = "",
+        attempts: int = 1,
+    ) -> None:
         super().__init__(message)
         self.pid = pid
         self.exitcode = exitcode
+        self.task = task
+        self.attempts = attempts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.pid, self.exitcode)
+        return type(self), (self.args[0], self.pid, self.exitcode, self.task, self.attempts)
+
+
+class TaskTimeoutError(SafePoolError, TimeoutError):
+    """The task took longer than it was given; its worker and all that it had started are gone.
+
+    Attributes: ``limit``, "timeout" (run time) or "deadline" (since its submission);
+    ``seconds``, how long that was; ``pid`` of the worker that was ended, 0 for none.
+    """
+
+    def __init__(
+        self, message: str, limit: str = "timeout", seconds: float = 0.0, pid: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.seconds = seconds
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.limit, self.seconds, self.pid)

@@ -142,7 +142,7 @@ class SafePoolExecutor(concurrent.futures.Executor):
                 self._begun += 1
                 sink.begin()
             try:
-                pool._submit(sink, fn, args, kwargs)
+                pool._submit(sink, fn, args, kwargs, pool._options)
             except PoolClosedError:
                 raise RuntimeError("cannot schedule new futures after shutdown") from None
             except InitializerError as error:

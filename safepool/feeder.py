@@ -20,7 +20,7 @@ from safepool import payload
 from safepool.engine import Engine
 from safepool.jobs import Chunk, Job
 from safepool.loop import signals_blocked
-from safepool.results import Stream
+from safepool.streams import Stream
 
 
 def make_chunk(

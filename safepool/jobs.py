@@ -13,13 +13,18 @@ import copy
 import itertools
 import pickle
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 from safepool import payload
 from safepool.core import frames
-from safepool.core.ledger import Unit
+from safepool.core.ledger import ALONE, Unit
+from safepool.core.options import TaskOptions
 from safepool.results import Sink
+
+PLAIN = TaskOptions()
+"""The options of a job that has none."""
 
 _numbers = itertools.count(1)
 
@@ -27,15 +32,21 @@ _numbers = itertools.count(1)
 class Job:
     """One call of a pool method; ``body`` is its pickled function, empty for a single call."""
 
-    __slots__ = ("body", "by_value", "function", "kind", "number", "sink")
+    __slots__ = (
+        "body", "by_value", "function", "kind", "number", "options", "sink", "submitted_at"
+    )  # fmt: skip
 
-    def __init__(self, sink: Sink, kind: int, function: Any, body: bytes) -> None:
+    def __init__(
+        self, sink: Sink, kind: int, function: Any, body: bytes, options: TaskOptions = PLAIN
+    ) -> None:
         self.number = next(_numbers)
         self.sink = sink
         self.kind = kind
         self.function = function
         self.body = body
         self.by_value = False
+        self.options = options
+        self.submitted_at = 0.0 if options is PLAIN else time.monotonic()
 
     def name(self) -> str:
         """The function's name, for messages."""
@@ -45,10 +56,12 @@ class Job:
 class Chunk(Unit):
     """A unit with its bytes and what came back; ``originals``: to pickle it again by value."""
 
-    __slots__ = ("again", "body", "errors", "originals", "values")
+    __slots__ = ("again", "attempts", "body", "errors", "originals", "strikes", "values")
 
     def __init__(self, job: Job, index: int, size: int, body: bytes, originals: Any) -> None:
-        super().__init__(job.number, index, size, len(body))
+        nbytes = len(body) if job.options.timeout is None else max(ALONE, len(body))
+        super().__init__(job.number, index, size, nbytes)
+        self.attempts = self.strikes = 0
         self.body = body
         self.again = 0
         self.originals = originals

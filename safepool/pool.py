@@ -20,23 +20,16 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from safepool import payload, run, service
-from safepool.arguments import all_of, checked_chunksize, checked_size
+from safepool.arguments import checked_size
+from safepool.calls import Calls
 from safepool.core import frames
+from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
 from safepool.core.policy import DEFAULT_GRACE, OnOwnerDeath, Strays, checked_policy
 from safepool.engine import Engine
 from safepool.errors import PoolClosedError
-from safepool.feeder import feed_in_background, fill
-from safepool.jobs import Chunk, Job
+from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
-from safepool.results import (
-    AsyncResult,
-    IMapIterator,
-    IMapUnorderedIterator,
-    MapResult,
-    Sink,
-    Stream,
-    check_owner,
-)
+from safepool.results import Sink, check_owner
 
 _Callback = Callable[[Any], object] | None
 
@@ -47,7 +40,7 @@ _LEAST_WINDOW = 256
 all workers at work."""
 
 
-class SafePool:
+class SafePool(Calls):
     """A pool of worker processes that are gone when their owner is.
 
     Args:
@@ -67,6 +60,8 @@ class SafePool:
             :class:`safepool.detached`, and logs which. After any other end of a worker
             (``terminate`` and so ``with``, a crash, the owner's end while it is still at
             work, a launcher that was killed) they are ended whatever is said here.
+        timeout, deadline, retries, retry_on, retry_delay, on_worker_lost: for all calls of
+            this pool; see :meth:`options`.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -93,8 +88,24 @@ class SafePool:
         grace: float = DEFAULT_GRACE,
         on_owner_death: OnOwnerDeath = "terminate",
         strays: Strays = "kill",
+        timeout: float | None = None,
+        deadline: float | None = None,
+        retries: int = 0,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+        retry_delay: float = 0.0,
+        on_worker_lost: OnWorkerLost = "fail",
     ) -> None:
         self._owner = os.getpid()
+        wanted = {
+            "timeout": timeout,
+            "deadline": deadline,
+            "retries": retries,
+            "retry_on": retry_on,
+            "retry_delay": retry_delay,
+            "on_worker_lost": on_worker_lost,
+        }
+        options = checked_options(PLAIN, wanted)
+        self._options = PLAIN if options == PLAIN else options
         processes = checked_size(processes, initializer, maxtasksperchild)
         policy = checked_policy(grace, on_owner_death, strays)
         self._ctx = _safe_context(context)
@@ -118,6 +129,10 @@ class SafePool:
         except BaseException:
             self._state = TERMINATE
             raise
+
+    @property
+    def _pool_of_calls(self) -> SafePool:
+        return self
 
     @property
     def protection(self) -> Protection:
@@ -161,102 +176,25 @@ class SafePool:
             )
             self._engine.stop()
 
-    def apply(
-        self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: Mapping[str, Any] = {}
-    ) -> Any:
-        """Run ``func(*args, **kwds)`` in a worker and return what it returns."""
-        return self.apply_async(func, args, kwds).get()
-
-    def apply_async(
-        self,
-        func: Callable[..., Any],
-        args: Iterable[Any] = (),
-        kwds: Mapping[str, Any] = {},
-        callback: _Callback = None,
-        error_callback: _Callback = None,
-    ) -> AsyncResult:
-        """Begin ``func(*args, **kwds)`` in a worker; one of the callbacks gets the outcome.
-
-        Callbacks run in the pool's thread: make them short. What cannot be pickled
-        is an error of the result (TaskNotPicklableError).
-        """
-        result = AsyncResult(self, callback, error_callback)
-        self._submit(result, func, args, kwds)
-        return result
-
     def _submit(
-        self, sink: Sink, func: Callable[..., Any], args: Iterable[Any], kwds: Mapping[str, Any]
-    ) -> None:
+        self,
+        sink: Sink,
+        func: Callable[..., Any],
+        args: Iterable[Any],
+        kwds: Mapping[str, Any],
+        options: TaskOptions,
+    ) -> Job:
         """Begin one call; its outcome goes to ``sink``."""
         self._check_running()
-        job = Job(sink, frames.CALL, func, b"")
+        job = Job(sink, frames.CALL, func, b"", options)
         try:
             body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
         except Exception as error:
             self._engine.refuse(sink, error)
-            return
+            return job
         again = not self._by_value and payload.names_main(body)
         self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if again else None))
-
-    def map(
-        self,
-        func: Callable[[Any], Any],
-        iterable: Iterable[Any],
-        chunksize: int | None = None,
-    ) -> list[Any]:
-        """Run ``func(item)`` for every item and return the results in order."""
-        result: list[Any] = self._map_async(frames.MAP, func, iterable, chunksize, None, None).get()
-        return result
-
-    def starmap(
-        self,
-        func: Callable[..., Any],
-        iterable: Iterable[Iterable[Any]],
-        chunksize: int | None = None,
-    ) -> list[Any]:
-        """Run ``func(*item)`` for every item and return the results in order."""
-        result: list[Any] = self._map_async(
-            frames.STARMAP, func, iterable, chunksize, None, None
-        ).get()
-        return result
-
-    def map_async(
-        self,
-        func: Callable[[Any], Any],
-        iterable: Iterable[Any],
-        chunksize: int | None = None,
-        callback: _Callback = None,
-        error_callback: _Callback = None,
-    ) -> MapResult:
-        """Begin a ``map``; one of the callbacks gets the list or the first error."""
-        return self._map_async(frames.MAP, func, iterable, chunksize, callback, error_callback)
-
-    def starmap_async(
-        self,
-        func: Callable[..., Any],
-        iterable: Iterable[Iterable[Any]],
-        chunksize: int | None = None,
-        callback: _Callback = None,
-        error_callback: _Callback = None,
-    ) -> MapResult:
-        """Begin a ``starmap``; one of the callbacks gets the list or the first error."""
-        return self._map_async(frames.STARMAP, func, iterable, chunksize, callback, error_callback)
-
-    def imap(
-        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
-    ) -> IMapIterator:
-        """Iterate over ``func(item)`` in order, while the input is read little by little.
-
-        The input is read in a thread of the pool, up to 256 items ahead of the consumer
-        (more if chunks need it), and to its end once the pool is closed.
-        """
-        return IMapIterator(self, self._stream(func, iterable, chunksize, ordered=True))
-
-    def imap_unordered(
-        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1
-    ) -> IMapUnorderedIterator:
-        """Like ``imap``, with each result as soon as it is there."""
-        return IMapUnorderedIterator(self, self._stream(func, iterable, chunksize, ordered=False))
+        return job
 
     def close(self) -> None:
         """Take no more tasks; workers leave when all tasks are done."""
@@ -307,57 +245,6 @@ class SafePool:
         self._engine.check()
         if self._state != RUN:
             raise PoolClosedError("Pool not running")
-
-    def _map_async(
-        self,
-        kind: int,
-        func: Callable[..., Any],
-        iterable: Iterable[Any],
-        chunksize: int | None,
-        callback: _Callback,
-        error_callback: _Callback,
-    ) -> MapResult:
-        self._check_running()
-        if chunksize is not None:
-            checked_chunksize(chunksize)
-        items, problem = all_of(iterable)
-        length = len(items)
-        if chunksize is None:
-            chunksize = max(1, -(-length // (self._processes * 4)))
-        result = MapResult(self, chunksize, length or bool(problem), callback, error_callback)
-        if problem is not None:
-            self._engine.refuse(result, problem)
-            return result
-        if not length:
-            return result
-        try:
-            body = payload.dumps_function(func, by_value=self._by_value)
-            iterator = iter(items)
-        except Exception as error:
-            self._engine.refuse(result, error)
-            return result
-        job = Job(result, kind, func, body)
-        self._engine.open(job)
-        fill(self._engine, job, iterator, chunksize, by_value=self._by_value)
-        return result
-
-    def _stream(
-        self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int, *, ordered: bool
-    ) -> Stream:
-        self._check_running()
-        checked_chunksize(chunksize)
-        window = max(_LEAST_WINDOW, 4 * self._processes * chunksize)
-        stream = Stream(window, ordered=ordered)
-        try:
-            body = payload.dumps_function(func, by_value=self._by_value)
-            iterator = iter(iterable)
-        except Exception as error:
-            stream.fail(error, tell=True)
-            return stream
-        job = Job(stream, frames.MAP, func, body)
-        self._engine.open(job)
-        feed_in_background(self._engine, job, stream, iterator, chunksize, by_value=self._by_value)
-        return stream
 
 
 def _safe_context(context: Any) -> Any:

@@ -17,10 +17,8 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 import types
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from safepool.errors import ForeignPoolError
@@ -67,6 +65,12 @@ def run_callback(callback: _Callback | None, value: Any) -> None:
         threading.excepthook(threading.ExceptHookArgs(arguments))
 
 
+def _is_cancelled(error: object) -> bool:
+    from safepool.cancellation import TaskCancelledError
+
+    return isinstance(error, TaskCancelledError)
+
+
 def check_owner(owner: int) -> None:
     """Raise ForeignPoolError in a process that did not make the pool."""
     if os.getpid() != owner:
@@ -92,6 +96,7 @@ class AsyncResult:
         self._complete = False
         self._success = True
         self._value: Any = None
+        self._job: Any = None
 
     def ready(self) -> bool:
         """Tell whether the call has ended."""
@@ -130,6 +135,24 @@ class AsyncResult:
         """Engine: always wanted."""
         return True
 
+    def cancel(self, *, kill: bool = False) -> bool:
+        """See to it that the call does not run; it fails with TaskCancelledError then.
+
+        A call that waits for a worker never runs. One that has begun (of a map: any item)
+        goes on, and False is returned; with ``kill`` its worker is ended with its whole
+        tree, and the result is there when that is gone. Other tasks go on. False as well
+        when the call has ended. Safe in threads and callbacks, not for signal handlers.
+        """
+        check_owner(self._owner)
+        pool, job = self._pool, self._job
+        if self._complete or pool is None or job is None:
+            return False
+        return bool(pool._engine.cancel(job, kill=kill))
+
+    def cancelled(self) -> bool:
+        """Tell whether it has ended by ``cancel``."""
+        return self._complete and not self._success and _is_cancelled(self._value)
+
     def put(
         self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
@@ -162,7 +185,7 @@ class AsyncResult:
         run_callback(self._callback if success else self._error_callback, value)
         self._success = success
         self._value = value
-        self._callback = self._error_callback = self._pool = None
+        self._callback = self._error_callback = self._pool = self._job = None
         self._complete = True
         bell: Bell | None = self.__dict__.get("_bell")
         if bell is not None:
@@ -216,174 +239,3 @@ class MapResult(AsyncResult):
         self._values = []
         self._error = None
         return True
-
-
-class Stream:
-    """The engine's side of an imap: outcomes in order of input or of arrival.
-
-    Also the brake of its feeder: what was pulled and not yet consumed is at most
-    ``window`` items, until the pool is closed (then nobody may be left to consume).
-    """
-
-    def __init__(self, window: int, *, ordered: bool) -> None:
-        self.items: deque[tuple[bool, Any]] = deque()
-        self.room_wanted = False
-        self.cancelled = False
-        self._owner = os.getpid()
-        self._changed = Bell()
-        self._window = window
-        self._unlimited = False
-        self._ordered = ordered
-        self._early: dict[int, list[tuple[bool, Any]]] = {}
-        self._early_items = 0
-        self._next = 0
-        self._arrived = 0
-        self._length: int | None = None
-        self._ended = False
-        self._pulled_items = 0
-        self._arrived_items = 0
-
-    # Engine
-
-    def begin(self) -> bool:
-        """Engine: always wanted."""
-        return True
-
-    def put(
-        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
-    ) -> bool:
-        """Engine: take one unit; True when it was the last."""
-        outcomes: list[tuple[bool, Any]]
-        if errors:
-            outcomes = [
-                (False, errors[place]) if place in errors else (True, value)
-                for place, value in enumerate(values)
-            ]
-        else:
-            outcomes = [(True, value) for value in values]
-        self._arrived += 1
-        self._arrived_items += size
-        if not self._ordered:
-            self.items.extend(outcomes)
-        elif index == self._next:
-            self._next += 1
-            self.items.extend(outcomes)
-            while self._early and self._next in self._early:
-                outcomes = self._early.pop(self._next)
-                self._early_items -= len(outcomes)
-                self.items.extend(outcomes)
-                self._next += 1
-        else:
-            self._early[index] = outcomes
-            self._early_items += len(outcomes)
-        self._ended = self._arrived == self._length
-        return self._ended
-
-    def input_ended(self, units: int, error: BaseException | None) -> bool:
-        """Engine: the input had so many units, then ``error``; True when all have arrived."""
-        self._length = units
-        if error is not None:
-            self._length += 1
-            return self.put(units, 0, [None], {0: error})
-        self._ended = self._arrived == units
-        return self._ended
-
-    def wake(self) -> None:
-        """Engine: wake those who wait, once for all that has been put."""
-        self._changed.ring()
-
-    def fail(self, error: BaseException, *, tell: bool) -> None:
-        """Engine: what has not arrived never will."""
-        self.items.append((False, error))
-        self._early.clear()
-        self._ended = self.cancelled = True
-        self.wake()
-
-    def lift_limit(self) -> None:
-        """Engine: the pool was closed; read the input to its end."""
-        self._unlimited = True
-        self.wake()
-
-    # Feeder
-
-    def pulled(self, count: int) -> None:
-        """Feeder: so many items were taken from the input."""
-        self._pulled_items += count
-
-    def wait_for_room(self) -> bool:
-        """Feeder: wait until another chunk may be pulled; False when the job was cancelled."""
-        if not self._is_full():
-            return not self.cancelled
-        # Before the look: a consumer makes room first and reads this afterwards.
-        self.room_wanted = True
-        self._changed.wait_for(self._has_room)
-        self.room_wanted = False
-        return not self.cancelled
-
-    def _has_room(self) -> bool:
-        return not self._is_full()
-
-    def _is_full(self) -> bool:
-        if self._unlimited or self.cancelled:
-            return False
-        waiting = self._pulled_items - self._arrived_items + len(self.items) + self._early_items
-        return waiting >= self._window
-
-    # Consumer
-
-    def take(self, timeout: float | None) -> tuple[bool, Any]:
-        """The next outcome; StopIteration at the end, TimeoutError after ``timeout`` seconds."""
-        try:
-            outcome = self.items.popleft()
-        except IndexError:
-            check_owner(self._owner)
-            outcome = self._wait(timeout)
-        if self.room_wanted and len(self.items) <= self._window // 4:
-            self.wake()
-        return outcome
-
-    def _wait(self, timeout: float | None) -> tuple[bool, Any]:
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            try:
-                return self.items.popleft()
-            except IndexError:
-                if self._ended and not self.items:
-                    raise StopIteration from None
-            left = None if until is None else until - time.monotonic()
-            if not self._changed.wait_for(self._has_news, left):
-                raise multiprocessing.TimeoutError
-
-    def _has_news(self) -> bool:
-        return bool(self.items) or self._ended
-
-
-class IMapIterator:
-    """Iterates over results in the order of the input."""
-
-    def __init__(self, pool: Any, stream: Stream) -> None:
-        self._pool = pool
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def next(self, timeout: float | None = None) -> Any:
-        """Return the next result or raise the next error; iteration may go on after it.
-
-        Raises multiprocessing.TimeoutError when there is none after ``timeout`` seconds.
-        """
-        try:
-            success, value = self._stream.take(timeout)
-        except StopIteration:
-            self._pool = None
-            raise
-        if success:
-            return value
-        raise value
-
-    __next__ = next  # noqa: A003 - the method above, as in multiprocessing
-
-
-class IMapUnorderedIterator(IMapIterator):
-    """Iterates over results in the order in which they arrive."""

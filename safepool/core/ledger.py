@@ -31,6 +31,8 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
 """Seconds between attempts to start a worker when the system refuses: doubled each time."""
 MOST_UNITS = 64
 MOST_BYTES = 1 << 16
+ALONE = MOST_BYTES + 1
+"""The bytes of a unit that shares no worker's time with others, if it is smaller than that."""
 
 
 class Unit:
@@ -181,6 +183,14 @@ class Ledger(Generic[U]):
         seat = self._seats.get(worker)
         return seat.units.get(number) if seat else None
 
+    def holders(self, job: int) -> list[int]:
+        """The workers that have units of this job."""
+        return [
+            worker
+            for worker, seat in self._seats.items()
+            if any(unit.job == job for unit in seat.units.values())
+        ]
+
     def answered(self, worker: int, unit: U) -> None:
         """The worker is through with a unit."""
         seat = self._seats[worker]
@@ -189,6 +199,15 @@ class Ledger(Generic[U]):
         seat.served += 1
         seat.fresh += 1
         self._unresolved -= 1
+
+    def postponed(self) -> None:
+        """A unit that was resolved is to run again, but not yet."""
+        self._unresolved += 1
+
+    def resumed(self, unit: U) -> None:
+        """Now it is."""
+        if not self._ended:
+            self._queue.append(unit)
 
     def bounced(self, worker: int, unit: U) -> None:
         """The worker could not read the unit; it goes out again, in another form."""

@@ -33,7 +33,7 @@ from safepool.core.membership import Target
 from safepool.core.planner import Sig
 from safepool.core.policy import StopPolicy
 from safepool.host import prctl
-from safepool.host.base import Handle, NoHandle, Sending
+from safepool.host.base import Handle, Host, NoHandle, Sending
 from safepool.host.linux import LinuxHost
 from safepool.host.own import ticks
 from safepool.sweeper import Sweep, advance_together
@@ -201,18 +201,35 @@ def _children(pid: int) -> list[int]:
     return []
 
 
+class Clock:
+    """A host that notes what time it has told."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.told: list[float] = []
+
+    def now(self) -> float:
+        self.told.append(self._host.now())
+        return self.told[-1]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
+
+
 class Watched(Sweep):
-    """A real sweep that notes when it has looked."""
+    """A real sweep that notes at which instants it has decided something."""
 
     trace: Trace
 
     def step(self, look: Callable[[], Snapshot]) -> None:
-        def noted() -> Snapshot:
-            snapshot = look()
-            self.trace.looks.append(time.monotonic())
-            return snapshot
-
-        super().step(noted)
+        host, clock = self._host, Clock(self._host)
+        self._host = clock
+        try:
+            super().step(look)
+        finally:
+            self._host = host
+        # The last is when all was done. Between look and decision there may be a long while.
+        self.trace.looks.append(clock.told[-2])
 
 
 class Stage:

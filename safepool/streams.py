@@ -1,0 +1,188 @@
+"""What imap hands back: outcomes one by one, while the input is read little by little.
+
+The engine's thread calls ``put`` and ``fail``; the feeder pulls; any thread of the owner
+consumes. See :mod:`safepool.results` for what all results have in common.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from safepool.latch import Bell
+from safepool.results import check_owner
+
+
+class Stream:
+    """The engine's side of an imap: outcomes in order of input or of arrival.
+
+    Also the brake of its feeder: what was pulled and not yet consumed is at most
+    ``window`` items, until the pool is closed (then nobody may be left to consume).
+    """
+
+    def __init__(self, window: int, *, ordered: bool) -> None:
+        self.items: deque[tuple[bool, Any]] = deque()
+        self.room_wanted = False
+        self.cancelled = False
+        self._owner = os.getpid()
+        self._changed = Bell()
+        self._window = window
+        self._unlimited = False
+        self._ordered = ordered
+        self._early: dict[int, list[tuple[bool, Any]]] = {}
+        self._early_items = 0
+        self._next = 0
+        self._arrived = 0
+        self._length: int | None = None
+        self._ended = False
+        self._pulled_items = 0
+        self._arrived_items = 0
+
+    # Engine
+
+    def begin(self) -> bool:
+        """Engine: always wanted."""
+        return True
+
+    def put(
+        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+    ) -> bool:
+        """Engine: take one unit; True when it was the last."""
+        outcomes: list[tuple[bool, Any]]
+        if errors:
+            outcomes = [
+                (False, errors[place]) if place in errors else (True, value)
+                for place, value in enumerate(values)
+            ]
+        else:
+            outcomes = [(True, value) for value in values]
+        self._arrived += 1
+        self._arrived_items += size
+        if not self._ordered:
+            self.items.extend(outcomes)
+        elif index == self._next:
+            self._next += 1
+            self.items.extend(outcomes)
+            while self._early and self._next in self._early:
+                outcomes = self._early.pop(self._next)
+                self._early_items -= len(outcomes)
+                self.items.extend(outcomes)
+                self._next += 1
+        else:
+            self._early[index] = outcomes
+            self._early_items += len(outcomes)
+        self._ended = self._arrived == self._length
+        return self._ended
+
+    def input_ended(self, units: int, error: BaseException | None) -> bool:
+        """Engine: the input had so many units, then ``error``; True when all have arrived."""
+        self._length = units
+        if error is not None:
+            self._length += 1
+            return self.put(units, 0, [None], {0: error})
+        self._ended = self._arrived == units
+        return self._ended
+
+    def wake(self) -> None:
+        """Engine: wake those who wait, once for all that has been put."""
+        self._changed.ring()
+
+    def fail(self, error: BaseException, *, tell: bool) -> None:
+        """Engine: what has not arrived never will."""
+        self.items.append((False, error))
+        self._early.clear()
+        self._ended = self.cancelled = True
+        self.wake()
+
+    def lift_limit(self) -> None:
+        """Engine: the pool was closed; read the input to its end."""
+        self._unlimited = True
+        self.wake()
+
+    # Feeder
+
+    def pulled(self, count: int) -> None:
+        """Feeder: so many items were taken from the input."""
+        self._pulled_items += count
+
+    def wait_for_room(self) -> bool:
+        """Feeder: wait until another chunk may be pulled; False when the job was cancelled."""
+        if not self._is_full():
+            return not self.cancelled
+        # Before the look: a consumer makes room first and reads this afterwards.
+        self.room_wanted = True
+        self._changed.wait_for(self._has_room)
+        self.room_wanted = False
+        return not self.cancelled
+
+    def _has_room(self) -> bool:
+        return not self._is_full()
+
+    def _is_full(self) -> bool:
+        if self._unlimited or self.cancelled:
+            return False
+        waiting = self._pulled_items - self._arrived_items + len(self.items) + self._early_items
+        return waiting >= self._window
+
+    # Consumer
+
+    def take(self, timeout: float | None) -> tuple[bool, Any]:
+        """The next outcome; StopIteration at the end, TimeoutError after ``timeout`` seconds."""
+        try:
+            outcome = self.items.popleft()
+        except IndexError:
+            check_owner(self._owner)
+            outcome = self._wait(timeout)
+        if self.room_wanted and len(self.items) <= self._window // 4:
+            self.wake()
+        return outcome
+
+    def _wait(self, timeout: float | None) -> tuple[bool, Any]:
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return self.items.popleft()
+            except IndexError:
+                if self._ended and not self.items:
+                    raise StopIteration from None
+            left = None if until is None else until - time.monotonic()
+            if not self._changed.wait_for(self._has_news, left):
+                raise multiprocessing.TimeoutError
+
+    def _has_news(self) -> bool:
+        return bool(self.items) or self._ended
+
+
+class IMapIterator:
+    """Iterates over results in the order of the input."""
+
+    def __init__(self, pool: Any, stream: Stream) -> None:
+        self._pool = pool
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def next(self, timeout: float | None = None) -> Any:
+        """Return the next result or raise the next error; iteration may go on after it.
+
+        Raises multiprocessing.TimeoutError when there is none after ``timeout`` seconds.
+        """
+        try:
+            success, value = self._stream.take(timeout)
+        except StopIteration:
+            self._pool = None
+            raise
+        if success:
+            return value
+        raise value
+
+    __next__ = next  # noqa: A003 - the method above, as in multiprocessing
+
+
+class IMapUnorderedIterator(IMapIterator):
+    """Iterates over results in the order in which they arrive."""
