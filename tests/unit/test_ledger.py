@@ -50,6 +50,7 @@ class Model:
         self.submitted: set[tuple[int, int]] = set()
         self.resolved: Counter[tuple[int, int]] = Counter()
         self.begun: Counter[tuple[int, int]] = Counter()
+        self.postponed: list[Unit] = []
         self.finished = self.broken = False
         self.starts_fail = False
 
@@ -95,13 +96,14 @@ class Model:
             worker.retiring = True
         elif isinstance(command, Break):
             self.broken = True
-            for unit in self.ledger.terminated():
+            for unit in [*self.ledger.terminated(), *self.postponed]:
                 self.give_up(unit)
             for worker in self.workers.values():
                 worker.offered.clear()
                 worker.running = None
         else:
             assert isinstance(command, Finish)
+            assert self.broken or not self.postponed
             assert not self.finished
             assert not self.workers
             self.finished = True
@@ -152,6 +154,25 @@ class Model:
             del self.begun[unit.index, unit.done]
             self.ledger.bounced(number, unit)
 
+    def postpone(self, number: int) -> None:
+        """What the worker runs has failed, and is to be tried again later."""
+        worker = self.workers[number]
+        unit = worker.running
+        if unit is None or unit.size != 1:
+            return
+        worker.running = None
+        worker.units_run += 1
+        del self.begun[unit.index, 0]
+        self.ledger.answered(number, unit)
+        self.ledger.postponed()
+        self.postponed.append(unit)
+
+    def resume(self) -> None:
+        """Now is later."""
+        for unit in self.postponed:
+            self.ledger.resumed(unit)
+        self.postponed.clear()
+
     def die(self, number: int) -> None:
         worker = self.workers.pop(number)
         ran = worker.running
@@ -169,6 +190,7 @@ class Model:
         self.ledger.closed()
         for _ in range(10_000):
             self.now += 1.0
+            self.resume()
             self.advance()
             if self.finished:
                 return
@@ -182,7 +204,7 @@ class Model:
 
 
 KINDS = ["submit"] * 3 + ["ready"] * 2 + ["begin"] * 3 + ["finish"] * 4 + ["die", "time"]
-RARE = ["bounce", "fail", "heal"]
+RARE = ["bounce", "fail", "heal", "postpone", "resume"]
 EVENTS = st.lists(
     st.tuples(st.sampled_from(KINDS + RARE), st.integers(0, 7)), min_size=10, max_size=150
 )
@@ -211,6 +233,10 @@ def test_each_item_once(
             model.begin(number)
         elif number is not None and event == "finish":
             model.finish_item(number)
+        elif event == "resume":
+            model.resume()
+        elif number is not None and event == "postpone":
+            model.postpone(number)
         elif number is not None and event == "bounce":
             model.bounce(number)
         elif number is not None and event == "die":
