@@ -68,11 +68,11 @@ def test_the_agenda_gives_each_entry_once_when_it_is_due(
         agenda.add(due, (due, number))
     taken = []
     for now in [*sorted(looks), 1000.0]:
-        due = agenda.take(now)
-        assert all(entry[0] <= now for entry in due)
+        ready = agenda.take(now)
+        assert all(entry[0] <= now for entry in ready)
         wait = agenda.wait(now)
         assert wait is None or wait > 0
-        taken += due
+        taken += ready
     assert taken == sorted((due, number) for number, due in enumerate(entries))
     assert agenda.wait(0.0) is None
 
