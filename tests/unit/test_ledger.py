@@ -206,7 +206,7 @@ class Model:
 
 
 KINDS = ["submit"] * 3 + ["ready"] * 2 + ["begin"] * 3 + ["finish"] * 4 + ["die", "time"]
-RARE = ["bounce", "fail", "heal", "postpone", "resume"]
+RARE = ["bounce", "fail", "heal", "postpone", "postpone", "resume"]
 EVENTS = st.lists(
     st.tuples(st.sampled_from(KINDS + RARE), st.integers(0, 7)), min_size=10, max_size=150
 )
@@ -237,8 +237,9 @@ def test_each_item_once(
             model.finish_item(number)
         elif event == "resume":
             model.resume()
-        elif number is not None and event == "postpone":
-            model.postpone(number)
+        elif event == "postpone":
+            for each in living:
+                model.postpone(each)
         elif number is not None and event == "bounce":
             model.bounce(number)
         elif number is not None and event == "die":
