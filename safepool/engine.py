@@ -164,6 +164,10 @@ class Engine:
         self._post(self._on_cancel, job, kill, answer)
         return answer.get()
 
+    def cancel_soon(self, job: Job) -> None:
+        """The same with ``kill``, without waiting for the answer."""
+        self._post(self._on_cancel, job, True, Answer())
+
     def close(self) -> None:
         """Take no more jobs; workers leave when all is done."""
         self._post(self._on_close)

@@ -18,7 +18,8 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from safepool.errors import ForeignPoolError
@@ -149,6 +150,36 @@ class AsyncResult:
             return False
         return bool(pool._engine.cancel(job, kill=kill))
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """In a coroutine: the result, or what the call raised. A cancelled ``await`` cancels
+        the call as ``cancel(kill=True)`` does, and does not wait for that."""
+        from safepool.awaiting import result_of
+
+        return result_of(self).__await__()
+
+    def _when_done(self, ring: Callable[[], None]) -> None:
+        """Have ``ring`` called once when the call has ended, in whatever thread."""
+        hooks: deque[Callable[[], None]] = self.__dict__.setdefault("_hooks", deque())
+        hooks.append(ring)
+        # The engine sets this before it looks for hooks, so one of the two sees the other.
+        if self._complete:
+            self._run_hooks()
+
+    def _run_hooks(self) -> None:
+        hooks: deque[Callable[[], None]] = self.__dict__.get("_hooks", deque())
+        while True:
+            try:
+                hook = hooks.popleft()
+            except IndexError:
+                return
+            hook()
+
+    def _cancel_soon(self) -> None:
+        """End the call and its worker; the answer is not awaited."""
+        pool, job = self._pool, self._job
+        if pool is not None and job is not None:
+            pool._engine.cancel_soon(job)
+
     def cancelled(self) -> bool:
         """Tell whether it has ended by ``cancel``."""
         return self._complete and not self._success and _is_cancelled(self._value)
@@ -190,6 +221,8 @@ class AsyncResult:
         bell: Bell | None = self.__dict__.get("_bell")
         if bell is not None:
             bell.ring()
+        if "_hooks" in self.__dict__:
+            self._run_hooks()
 
     __class_getitem__: Any = classmethod(types.GenericAlias)
 

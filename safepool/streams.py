@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from safepool.latch import Bell
@@ -26,6 +26,7 @@ class Stream:
 
     def __init__(self, window: int, *, ordered: bool) -> None:
         self.items: deque[tuple[bool, Any]] = deque()
+        self.listener: Callable[[], None] | None = None
         self.room_wanted = False
         self.cancelled = False
         self._owner = os.getpid()
@@ -90,6 +91,9 @@ class Stream:
     def wake(self) -> None:
         """Engine: wake those who wait, once for all that has been put."""
         self._changed.ring()
+        listener = self.listener
+        if listener is not None:
+            listener()
 
     def fail(self, error: BaseException, *, tell: bool) -> None:
         """Engine: what has not arrived never will."""
@@ -182,6 +186,22 @@ class IMapIterator:
         raise value
 
     __next__ = next  # noqa: A003 - the method above, as in multiprocessing
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        """The same in a coroutine; for one of them at a time."""
+        from safepool.awaiting import next_of
+
+        try:
+            success, value = await next_of(self._stream)
+        except StopAsyncIteration:
+            self._pool = None
+            raise
+        if success:
+            return value
+        raise value
 
 
 class IMapUnorderedIterator(IMapIterator):

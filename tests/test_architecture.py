@@ -67,6 +67,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.worker_source",),
     # The pool.
     ("safepool.cancellation",),
+    ("safepool.awaiting",),
     ("safepool.results",),
     ("safepool.streams",),
     ("safepool.waiting", "safepool.channel", "safepool.jobs"),

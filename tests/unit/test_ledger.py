@@ -167,6 +167,11 @@ class Model:
         self.ledger.postponed()
         self.postponed.append(unit)
 
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        if seconds > 0.01:
+            self.resume()
+
     def resume(self) -> None:
         """Now is later."""
         for unit in self.postponed:
@@ -206,7 +211,7 @@ class Model:
 
 
 KINDS = ["submit"] * 3 + ["ready"] * 2 + ["begin"] * 3 + ["finish"] * 4 + ["die", "time"]
-RARE = ["bounce", "fail", "heal", "postpone", "postpone", "resume"]
+RARE = ["bounce", "fail", "heal", "postpone", "postpone"]
 EVENTS = st.lists(
     st.tuples(st.sampled_from(KINDS + RARE), st.integers(0, 7)), min_size=10, max_size=150
 )
@@ -226,7 +231,7 @@ def test_each_item_once(
         if event == "submit" and not model.broken:
             model.submit(count, value % 4 + 1)
         elif event == "time":
-            model.now += (0.0001, 0.002, 0.1)[value % 3]
+            model.pass_time((0.0001, 0.002, 0.1)[value % 3])
         elif event in ("fail", "heal"):
             model.starts_fail = event == "fail"
         elif number is not None and event == "ready":
@@ -235,8 +240,6 @@ def test_each_item_once(
             model.begin(number)
         elif number is not None and event == "finish":
             model.finish_item(number)
-        elif event == "resume":
-            model.resume()
         elif event == "postpone":
             for each in living:
                 model.postpone(each)
