@@ -95,10 +95,8 @@ def test_iteration(name: str, pool: SafePool) -> None:
     """Each item once, errors in their places, and an end."""
 
     async def work() -> list[Any]:
-        got = []
         results: AsyncIterator[Any] = getattr(pool, name)(tasks.square, range(300))
-        async for value in results:
-            got.append(value)
+        got = [value async for value in results]
         failing: AsyncIterator[Any] = getattr(pool, name)(tasks.raise_it, [KeyError("no")])
         with pytest.raises(KeyError):
             await failing.__anext__()
