@@ -7,7 +7,7 @@ has to be cheap also with a thousand processes.
   name itself anything.
 * The subtree comes from /proc/PID/task/TID/children. proc(5): what it lists is
   only sure while no child ends. So a list is read again when one of its children
-  has vanished, and that of the top once more at the end, since orphans arrive there
+  has vanished, and that of the top until nobody new is in it, since orphans arrive there
   during the walk. A kernel without these files gets a walk over all of /proc.
 * All of /proc is listed again until nobody new is in it: what forks and exits while the
   lines are read was in the first list under a number that has nobody by now.
@@ -137,11 +137,14 @@ def walk_children(top: int) -> Iterator[tuple[int, Stat]]:
                 yield child, stat
                 if stat.is_alive:
                     waiting.append((child, stat))
+        is_quiet = True
         for child, stat in _read_children(top, own, known):
             yield child, stat
+            # A zombie as well: it may have handed over to another while the list was read.
+            is_quiet = False
             if stat.is_alive:
                 waiting.append((child, stat))
-        if not waiting:
+        if is_quiet:
             break
 
 

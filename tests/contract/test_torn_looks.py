@@ -29,30 +29,39 @@ class Runner:
 
     def __init__(self) -> None:
         self.pids: list[int] = []
+        self._unreaped: set[int] = set()
         self._start()
 
     @property
     def pid(self) -> int:
         return self.pids[-1]
 
-    def hand_over(self) -> None:
+    def hand_over(self, *, is_reaped: bool = True) -> None:
         before = self.pid
         self._start()
         self._end(before)
+        if is_reaped:
+            self._reap(before)
 
     def close(self) -> None:
         self._end(self.pid)
+        for pid in list(self._unreaped):
+            self._reap(pid)
 
     def _start(self) -> None:
         pid = os.posix_spawn("/bin/sleep", ["sleep", "120"], {})
         self.pids.append(pid)
+        self._unreaped.add(pid)
         resource.prlimit(pid, resource.RLIMIT_RTTIME, (TAG, resource.RLIM_INFINITY))
 
     @staticmethod
     def _end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         assert truth.wait_gone(pid)
+
+    def _reap(self, pid: int) -> None:
         os.waitpid(pid, 0)
+        self._unreaped.remove(pid)
 
 
 @pytest.fixture
@@ -140,3 +149,17 @@ def test_who_moves_on_right_after_its_line_was_read_has_shown_its_tag(
     assert len(runner.pids) > 1, "nobody was read after it"
     tags = {rows[pid].tag for pid in runner.pids if pid in rows}
     assert TAG in tags
+
+
+def test_who_leaves_zombies_behind_is_seen_below_its_subreaper(
+    runner: Runner, readings: Readings
+) -> None:
+    """Each list shows it, and each line says that it is dead by now: the list is read again."""
+
+    def hand_over(what: str, pid: int) -> None:
+        if what == "line" and pid == runner.pid and len(runner.pids) < 3:
+            runner.hand_over(is_reaped=False)
+
+    readings.before = hand_over
+    rows = LinuxHost().look_subtree(os.getpid()).rows
+    assert [rows[pid].is_alive for pid in runner.pids] == [False, False, True]

@@ -55,11 +55,15 @@ class SimHandle:
 
 
 class SimContainer:
-    """A cgroup as a whole; ``judge`` hears of "freeze" and "kill" before they are done."""
+    """A cgroup as a whole; ``judge`` hears of "freeze" and "kill" before they are done.
+
+    ``is_refused``: the kernel is one that knows neither.
+    """
 
     def __init__(self, host: SimHost, cgroup: str, judge: Callable[[str, str], None]) -> None:
         self.host = host
         self.cgroup = cgroup
+        self.is_refused = False
         self._judge = judge
 
     def close(self) -> None:
@@ -88,6 +92,8 @@ class SimContainer:
         try:
             self.host.spend_call()
         except OSError:
+            return False
+        if self.is_refused:
             return False
         self._judge(self.cgroup, action)
         act(self.cgroup)
@@ -212,10 +218,12 @@ class SimHost:
                 for row in self._read_children(waiting.pop(), known):
                     yield row
                     waiting += [row.pid] if row.is_alive else []
+            is_quiet = True
             for row in self._read_children(top, known):
                 yield row
+                is_quiet = False
                 waiting += [row.pid] if row.is_alive else []
-            if not waiting:
+            if is_quiet:
                 break
 
     def _read_children(self, pid: int, known: set[int]) -> Iterator[ProcessRow]:
