@@ -91,9 +91,9 @@ class LinuxHost:
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         """Return ``pid`` and its descendants; see the contract in the base module."""
         taken = self.now()
-        stats = walk_children(pid) if self._has_children_files else walk_parents(pid)
+        walk = walk_children if self._has_children_files else walk_parents
         rows = {}
-        for found, stat in stats.items():
+        for found, stat in walk(pid):
             tag, mark = None, None
             if found != pid and stat.is_alive:
                 tag = self.read_tag(found)
@@ -106,7 +106,7 @@ class LinuxHost:
         """Return all visible processes; see the contract in the base module."""
         taken = self.now()
         rows = {}
-        for pid, stat in read_everybody().items():
+        for pid, stat in read_everybody():
             if tags and stat.is_alive and stat.start >= since:
                 rows[pid] = stat.row(pid, self.read_tag(pid), self._mark_of(pid, stat))
             else:

@@ -7,10 +7,13 @@ has to be cheap also with a thousand processes.
   name itself anything.
 * The subtree comes from /proc/PID/task/TID/children. proc(5): what it lists is
   only sure while no child ends. So a list is read again when one of its children
-  has vanished, and that of the top once more at the end, since orphans arrive there
+  has vanished, and that of the top until nobody new is in it, since orphans arrive there
   during the walk. A kernel without these files gets a walk over all of /proc.
 * All of /proc is listed again until nobody new is in it: what forks and exits while the
   lines are read was in the first list under a number that has nobody by now.
+* Each line is handed out as soon as it is read. What else the look wants to know of that
+  process is then asked at once: tags that are read after all lines are asked in vain of
+  one that forks and exits in between, and it is seen under none of its numbers.
 * A process that vanishes while it is read, or may not be read, is no error. A lack of
   descriptors or memory is: a look that is cut short must not pass for a whole one.
 
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from safepool.core.identity import DEAD_STATES, ProcessRow
@@ -101,9 +105,8 @@ def read_stat(pid: int) -> Stat | None:
     )
 
 
-def read_everybody() -> dict[int, Stat]:
-    """Every process that is visible."""
-    stats: dict[int, Stat] = {}
+def read_everybody() -> Iterator[tuple[int, Stat]]:
+    """Every process that is visible, each as soon as it is read, and none twice."""
     listed: set[str] = set()
     for _ in range(_REREADS):
         new = [name for name in os.listdir("/proc") if name.isdecimal() and name not in listed]
@@ -113,47 +116,53 @@ def read_everybody() -> dict[int, Stat]:
         for pid in map(int, new):
             stat = read_stat(pid)
             if stat is not None:
-                stats[pid] = stat
-    return stats
+                yield pid, stat
 
 
-def walk_children(top: int) -> dict[int, Stat]:
-    """``top`` and all its descendants, from the kernel's lists of children."""
+def walk_children(top: int) -> Iterator[tuple[int, Stat]]:
+    """``top`` and all its descendants, from the kernel's lists of children, each as it is read.
+
+    The dead are not asked for children: the kernel gives these away before it calls the
+    parent dead.
+    """
     own = read_stat(top)
     if own is None:
-        return {}
-    stats = {top: own}
+        return
+    yield top, own
+    known = {top}
     waiting = [(top, own)]
     for _ in range(_REREADS):
         while waiting:
-            waiting.extend(_read_children(*waiting.pop(), stats))
-        waiting = _read_children(top, own, stats)
-        if not waiting:
+            for child, stat in _read_children(*waiting.pop(), known):
+                yield child, stat
+                if stat.is_alive:
+                    waiting.append((child, stat))
+        is_quiet = True
+        for child, stat in _read_children(top, own, known):
+            yield child, stat
+            # A zombie as well: it may have handed over to another while the list was read.
+            is_quiet = False
+            if stat.is_alive:
+                waiting.append((child, stat))
+        if is_quiet:
             break
-    return stats
 
 
-def _read_children(pid: int, parent: Stat, stats: dict[int, Stat]) -> list[tuple[int, Stat]]:
-    """Add the children of ``pid`` that are not in ``stats``; return those that may have some.
-
-    The dead have none: the kernel gives them away before it calls the parent dead.
-    """
-    new = []
+def _read_children(pid: int, parent: Stat, known: set[int]) -> Iterator[tuple[int, Stat]]:
+    """The children of ``pid`` that are not ``known``, and add them to those."""
     for _ in range(_REREADS):
         is_sure = True
         for child in _list_children(pid, parent.threads):
-            if child in stats:
+            if child in known:
                 continue
             stat = read_stat(child)
             if stat is None:
                 is_sure = False
                 continue
-            stats[child] = stat
-            if stat.is_alive:
-                new.append((child, stat))
+            known.add(child)
+            yield child, stat
         if is_sure:
             break
-    return new
 
 
 def _list_children(pid: int, threads: int) -> list[int]:
@@ -172,12 +181,12 @@ def _list_children(pid: int, threads: int) -> list[int]:
     return children
 
 
-def walk_parents(top: int) -> dict[int, Stat]:
+def walk_parents(top: int) -> Iterator[tuple[int, Stat]]:
     """The same as ``walk_children`` by the parent of every process there is."""
-    everybody = read_everybody()
+    everybody = dict(read_everybody())
     stats = {top: everybody[top]} if top in everybody else {}
     size = 0
     while len(stats) > size:
         size = len(stats)
         stats.update((pid, stat) for pid, stat in everybody.items() if stat.ppid in stats)
-    return stats
+    yield from stats.items()

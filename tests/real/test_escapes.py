@@ -11,6 +11,7 @@ The tests after that are about processes that are not a run's, or that it may no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -380,3 +381,52 @@ def test_what_a_server_starts_for_a_task_is_the_servers(jail: Jail) -> None:
     console.ask("close")
     assert truth.is_alive(server.pid)
     assert truth.is_alive(ordered)
+
+
+# -- who is hard to see -------------------------------------------------------------------------
+
+RUNNER = """
+    from safepool import get_context
+    from tests.kit import strays
+
+    def start(_):
+        strays.runner("runner.lock")
+        say("ready")
+        time.sleep(180)
+
+    if __name__ == "__main__":
+        pool = get_context("fork").Pool(1, grace=0.3)
+        pool.map(start, range(1))
+"""
+IN_CGROUP = ("env", "SAFEPOOL_CGROUP=on")
+
+
+@pytest.mark.parametrize(
+    ("situation", "before"),
+    [
+        ("owner", NO_CGROUP),
+        pytest.param("launcher", IN_CGROUP, marks=needs_cgroup),
+    ],
+)
+def test_a_runner_is_found_below_its_launcher_and_in_a_cgroup(
+    situation: str, before: tuple[str, ...], jail: Jail
+) -> None:
+    """It forks and exits every 0.2 ms: at each look it has another pid.
+
+    Below its launcher it comes back to that each time; in a cgroup it stands still.
+    """
+    owner = jail.script(RUNNER, before=before)
+    (line,) = jail.hear("ready")
+    assert is_running(jail)
+    jail.kill_at_once([owner.pid if situation == "owner" else truth.parent(line.pid)])
+    truth.until(lambda: not is_running(jail), "it runs on", BOUND)
+
+
+def is_running(jail: Jail) -> bool:
+    """Is there any runner? No list of pids tells, but the kernel knows who holds a lock."""
+    with open(jail.folder / "runner.lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,7 +1,7 @@
 """The host of a process in the simulated kernel: what the sweeper looks and signals through.
 
 It reads as the Linux host does, in the same order and as often: lists of children or of
-pids first, then each row, then tags and marks. Every single reading is a *call*: it takes
+pids first, then each row, with its tag and mark. Every single reading is a *call*: it takes
 time, in which the world moves on, so looks are torn in all the ways that real ones are.
 
 ``meanwhile`` is asked before every call, ``before_row`` before a row is read; through them a
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from safepool.core.containment import Listing
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
@@ -55,11 +55,15 @@ class SimHandle:
 
 
 class SimContainer:
-    """A cgroup as a whole; ``judge`` hears of "freeze" and "kill" before they are done."""
+    """A cgroup as a whole; ``judge`` hears of "freeze" and "kill" before they are done.
+
+    ``is_refused``: the kernel is one that knows neither.
+    """
 
     def __init__(self, host: SimHost, cgroup: str, judge: Callable[[str, str], None]) -> None:
         self.host = host
         self.cgroup = cgroup
+        self.is_refused = False
         self._judge = judge
 
     def close(self) -> None:
@@ -89,6 +93,8 @@ class SimContainer:
             self.host.spend_call()
         except OSError:
             return False
+        if self.is_refused:
+            return False
         self._judge(self.cgroup, action)
         act(self.cgroup)
         return True
@@ -112,11 +118,10 @@ class SimHost:
 
     def look_subtree(self, pid: int, run_id: str | None = None) -> Snapshot:
         taken = self.now()
-        if self.has_children_files:
-            rows = self._walk_children(pid)
-        else:
-            rows = below(pid, self.look_all(tags=False))
-        for row in list(rows.values()):
+        rows = {}
+        walk = self._walk_children if self.has_children_files else self._walk_parents
+        for row in walk(pid):
+            rows[row.pid] = row
             if row.pid == pid or not row.is_alive:
                 continue
             tag = self.read_tag(row.pid)
@@ -128,20 +133,11 @@ class SimHost:
 
     def look_all(self, *, tags: bool, since: int = 0) -> Snapshot:
         taken = self.now()
-        rows: dict[int, ProcessRow] = {}
-        listed: set[int] = set()
-        for _ in range(REREADS):
-            new = self._list_pids() - listed
-            if not new:
-                break
-            listed |= new
-            for pid in sorted(new):
-                row = self.row(pid)
-                if row is not None:
-                    rows[pid] = row
-        for pid, row in rows.items():
+        rows = {}
+        for row in self._read_everybody():
+            rows[row.pid] = row
             if tags and row.is_alive and row.start >= since:
-                rows[pid] = replace(row, tag=self.read_tag(pid), mark=self._mark_of(row))
+                rows[row.pid] = replace(row, tag=self.read_tag(row.pid), mark=self._mark_of(row))
         return Snapshot(rows, taken)
 
     def row(self, pid: int) -> ProcessRow | None:
@@ -193,36 +189,57 @@ class SimHost:
         parent = self.kernel.table.get(pid)
         return [] if parent is None else [child.pid for child in self.kernel.children(parent)]
 
-    def _walk_children(self, top: int) -> dict[int, ProcessRow]:
+    def _read_everybody(self) -> Iterator[ProcessRow]:
+        """Every row, as it is read; the list of pids is read again until nobody new is in it."""
+        listed: set[int] = set()
+        for _ in range(REREADS):
+            new = self._list_pids() - listed
+            if not new:
+                break
+            listed |= new
+            for pid in sorted(new):
+                row = self.row(pid)
+                if row is not None:
+                    yield row
+
+    def _walk_parents(self, top: int) -> Iterator[ProcessRow]:
+        rows = {row.pid: row for row in self._read_everybody()}
+        yield from below(top, Snapshot(rows)).values()
+
+    def _walk_children(self, top: int) -> Iterator[ProcessRow]:
         """The row of ``top`` and of its descendants; its own list is read again at the end."""
         row = self.row(top)
         if row is None:
-            return {}
-        rows, waiting = {top: row}, [top]
+            return
+        yield row
+        known, waiting = {top}, [top]
         for _ in range(REREADS):
             while waiting:
-                waiting.extend(self._read_children(waiting.pop(), rows))
-            waiting = self._read_children(top, rows)
-            if not waiting:
+                for row in self._read_children(waiting.pop(), known):
+                    yield row
+                    waiting += [row.pid] if row.is_alive else []
+            is_quiet = True
+            for row in self._read_children(top, known):
+                yield row
+                is_quiet = False
+                waiting += [row.pid] if row.is_alive else []
+            if is_quiet:
                 break
-        return rows
 
-    def _read_children(self, pid: int, rows: dict[int, ProcessRow]) -> list[int]:
-        """Add the children of ``pid``; read the list again when one of them has vanished."""
-        new = []
+    def _read_children(self, pid: int, known: set[int]) -> Iterator[ProcessRow]:
+        """The children of ``pid``; the list is read again when one of them has vanished."""
         for _ in range(REREADS):
             is_sure = True
             for child in self._list_children(pid):
-                if child not in rows:
+                if child not in known:
                     row = self.row(child)
                     if row is None:
                         is_sure = False
                     else:
-                        rows[child] = row
-                        new.append(child)
+                        known.add(child)
+                        yield row
             if is_sure:
                 break
-        return new
 
     # -- signalling ----------------------------------------------------------------------
 
