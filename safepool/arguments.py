@@ -8,10 +8,15 @@ Called by: :mod:`safepool.pool`.
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from safepool.core import cpus
+from safepool.host.quota import cpu_quotas
 
 
 def checked_size(
@@ -20,7 +25,7 @@ def checked_size(
     maxtasksperchild: int | None,
 ) -> int:
     """Check the arguments that multiprocessing has as well; return the number of workers."""
-    count = usable_cpus() if processes is None else integer("processes", processes)
+    count = default_size() if processes is None else integer("processes", processes)
     if count < 1:
         raise ValueError("Number of processes must be at least 1")
     if maxtasksperchild is not None and (
@@ -46,6 +51,15 @@ def integer(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an integer, not {type(value).__name__}") from None
+
+
+def default_size() -> int:
+    """The number of workers when nobody says; the logger ``safepool`` tells why, for debugging."""
+    if getattr(sys.flags, "cpu_count", -1) > 0:
+        return usable_cpus()  # the user has said how many there are (-X cpu_count)
+    size = cpus.default_size(usable_cpus(), cpu_quotas())
+    logging.getLogger("safepool").debug("%d workers: %s", size.workers, size.reason)
+    return size.workers
 
 
 def usable_cpus() -> int:

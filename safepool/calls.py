@@ -48,6 +48,7 @@ class Calls:
         retry_on: type[BaseException] | tuple[type[BaseException], ...] = KEEP,
         retry_delay: float = KEEP,
         on_worker_lost: OnWorkerLost = KEEP,
+        max_pending: int | None = KEEP,
     ) -> PoolView:
         """Return a view of the pool whose calls have these options; the pool stays as it is.
 
@@ -65,6 +66,8 @@ class Calls:
             retry_delay: seconds before the second attempt; doubled each time, 60 at most.
             on_worker_lost: "fail", only the task that the lost worker ran fails; "abort",
                 the pool ends and all its tasks fail.
+            max_pending: items that an imap may have read from its input and not yet handed
+                out; None: 256, or more if that is needed to keep all workers at work.
 
         With ``timeout`` or ``retries`` the items of a map travel one by one, whatever
         ``chunksize`` says. A view of a view has the options of both.
@@ -83,6 +86,7 @@ class Calls:
             "retry_on": retry_on,
             "retry_delay": retry_delay,
             "on_worker_lost": on_worker_lost,
+            "max_pending": max_pending,
         }
         changes = {name: value for name, value in named.items() if value is not KEEP}
         return PoolView(self._pool_of_calls, checked_options(self._options, changes))
@@ -161,7 +165,7 @@ class Calls:
         """Iterate over ``func(item)`` in order, while the input is read little by little.
 
         The input is read in a thread of the pool, up to 256 items ahead of the consumer
-        (more if chunks need it), and to its end once the pool is closed.
+        (more if chunks need it; see ``max_pending``), and to its end once the pool is closed.
         """
         stream = self._stream(func, iterable, chunksize, ordered=True)
         return IMapIterator(self._pool_of_calls, stream)
@@ -217,7 +221,9 @@ class Calls:
         checked_chunksize(chunksize)
         if self._options.is_for_items:
             chunksize = 1
-        window = max(_LEAST_WINDOW, 4 * pool._processes * chunksize)
+        window = self._options.max_pending
+        if window is None:
+            window = max(_LEAST_WINDOW, 4 * pool._processes * chunksize)
         stream = Stream(window, ordered=ordered)
         try:
             body = payload.dumps_function(func, by_value=pool._by_value)

@@ -25,7 +25,7 @@ from functools import partial
 from multiprocessing import pool as mp_pool
 from typing import Any, TypeVar
 
-from safepool.arguments import usable_cpus
+from safepool.arguments import default_size
 from safepool.core.policy import DEFAULT_GRACE, OnOwnerDeath, Strays
 from safepool.errors import (
     InitializerError,
@@ -62,7 +62,8 @@ class SafePoolExecutor(concurrent.futures.Executor):
 
     Args:
         max_workers: number of workers, at least 1; by default the number of CPUs that
-            this process may use. They start with the first call.
+            this process may use, or that its cgroups' quotas are worth if that is less.
+            They start with the first call.
         mp_context: a context of safepool or multiprocessing; decides the start method.
         initializer, initargs: called in each worker before its first call.
         max_tasks_per_child: calls after which a worker is replaced; with any start method.
@@ -96,7 +97,7 @@ class SafePoolExecutor(concurrent.futures.Executor):
         strays: Strays = "kill",
     ) -> None:
         if max_workers is None:
-            max_workers = usable_cpus()
+            max_workers = default_size()
         elif max_workers <= 0:
             raise ValueError("max_workers must be greater than 0")
         if initializer is not None and not callable(initializer):

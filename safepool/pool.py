@@ -45,7 +45,7 @@ class SafePool(Calls):
 
     Args:
         processes: number of workers, at least 1; by default the number of CPUs that
-            this process may use.
+            this process may use, or that its cgroups' quotas are worth if that is less.
         initializer: called with ``initargs`` in each worker before its first task. If
             it keeps failing, the pool gives up with InitializerError.
         maxtasksperchild: tasks (calls or chunks) after which a worker is replaced.
@@ -60,8 +60,8 @@ class SafePool(Calls):
             :class:`safepool.detached`, and logs which. After any other end of a worker
             (``terminate`` and so ``with``, a crash, the owner's end while it is still at
             work, a launcher that was killed) they are ended whatever is said here.
-        timeout, deadline, retries, retry_on, retry_delay, on_worker_lost: for all calls of
-            this pool; see :meth:`options`.
+        timeout, deadline, retries, retry_on, retry_delay, on_worker_lost, max_pending: for all
+            calls of this pool; see :meth:`options`.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -94,6 +94,7 @@ class SafePool(Calls):
         retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         retry_delay: float = 0.0,
         on_worker_lost: OnWorkerLost = "fail",
+        max_pending: int | None = None,
     ) -> None:
         self._owner = os.getpid()
         wanted = {
@@ -103,6 +104,7 @@ class SafePool(Calls):
             "retry_on": retry_on,
             "retry_delay": retry_delay,
             "on_worker_lost": on_worker_lost,
+            "max_pending": max_pending,
         }
         options = checked_options(PLAIN, wanted)
         self._options = PLAIN if options == PLAIN else options

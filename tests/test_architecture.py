@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core", "safepool.core.values"),
     ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
-    ("safepool.core.options", "safepool.core.agenda"),
+    ("safepool.core.options", "safepool.core.agenda", "safepool.core.cpus"),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     ("safepool.core.detached_record", "safepool.core.containment", "safepool.core.kinship"),
     # Does.
@@ -39,6 +39,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.host.choose",),
     ("safepool.host.own",),
     ("safepool.host.title", "safepool.host.cgroup", "safepool.host.container"),
+    ("safepool.host.quota",),
     ("safepool.host.own_signals", "safepool.host.vitals", "safepool.host.release"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),

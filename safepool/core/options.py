@@ -30,6 +30,7 @@ class TaskOptions:
     retry_on: tuple[type[BaseException], ...] = ()
     retry_delay: float = 0.0
     on_worker_lost: str = "fail"
+    max_pending: int | None = None
 
     @property
     def is_for_items(self) -> bool:
@@ -60,11 +61,9 @@ def checked_options(base: TaskOptions, changes: dict[str, Any]) -> TaskOptions:
             _check_seconds(name, changes[name], least_is_allowed=False)
     if "retry_delay" in changes:
         _check_seconds("retry_delay", changes["retry_delay"], least_is_allowed=True)
-    retries = changes.get("retries", 0)
-    if isinstance(retries, bool) or not isinstance(retries, int):
-        raise TypeError(f"retries must be an integer, not {type(retries).__name__}")
-    if retries < 0:
-        raise ValueError(f"retries must be 0 or more, not {retries}")
+    _check_count("retries", changes.get("retries", 0), least=0)
+    if changes.get("max_pending") is not None:
+        _check_count("max_pending", changes["max_pending"], least=1)
     if "retry_on" in changes:
         changes = {**changes, "retry_on": _classes(changes["retry_on"])}
     word = changes.get("on_worker_lost", "fail")
@@ -79,6 +78,13 @@ def _check_seconds(name: str, value: Any, *, least_is_allowed: bool) -> None:
     if not (value > 0 or (least_is_allowed and value == 0)):
         least = "0 or more" if least_is_allowed else "more than 0"
         raise ValueError(f"{name} must be {least} seconds, not {value!r}")
+
+
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, not {value}")
 
 
 def _classes(value: Any) -> tuple[type[BaseException], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -246,6 +247,20 @@ def test_a_closed_pool_waits_for_further_attempts(tmp_path: Path) -> None:
     assert result.get(0) == 2
 
 
+# -- how far an input is read ahead ------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["imap", "imap_unordered"])
+def test_an_endless_input_is_read_as_far_as_allowed(name: str, pool: SafePool) -> None:
+    """And no further while nobody takes results; each that is taken makes room."""
+    read = itertools.count()
+    results = getattr(pool.options(max_pending=8), name)(tasks.square, iter(read.__next__, None))
+    first = [next(results) for _ in range(100)]
+    assert len(set(first)) == 100
+    assert next(read) <= 100 + 8
+    assert list(itertools.islice(results, 50))
+
+
 # -- the loss of a worker, the pool's own options, arguments -----------------------------
 
 
@@ -290,6 +305,8 @@ def test_options_of_the_pool_and_of_views_add_up(tmp_path: Path) -> None:
         ({"retry_delay": -1}, ValueError),
         ({"on_worker_lost": "ignore"}, ValueError),
         ({"time_out": 1}, TypeError),
+        ({"max_pending": 0}, ValueError),
+        ({"max_pending": "all"}, TypeError),
         ({"retry_on": (OSError, int)}, TypeError),
     ],
 )
