@@ -100,6 +100,9 @@ class Jobs:
         self._touched: set[Sink] = set()
         self._forgotten = forgotten
 
+    def __len__(self) -> int:
+        return len(self._jobs)
+
     def find(self, number: int) -> Job | None:
         """The job of this number; None: it is complete, or has failed."""
         return self._jobs.get(number)

@@ -9,8 +9,6 @@ Called by: the engine and its crew, in the engine's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from safepool.core.agenda import Agenda
@@ -18,6 +16,9 @@ from safepool.core.ledger import Ledger
 from safepool.errors import TaskTimeoutError
 from safepool.jobs import Chunk, Job, Jobs
 from safepool.results import Sink
+
+_SOME = 1000
+"""Deadlines of jobs that have ended, which may be kept."""
 
 
 class Workers(Protocol):
@@ -53,29 +54,46 @@ class Limits:
     def __init__(self, workers: Workers, ledger: Ledger[Chunk]) -> None:
         self._workers = workers
         self._ledger = ledger
-        self._agenda: Agenda[Callable[[], None]] = Agenda()
+        self._clocks: dict[int, tuple[float, int, Job]] = {}
+        self._deadlines: Agenda[int] = Agenda()
+        self._retries: Agenda[Chunk] = Agenda()
         self._verdicts: dict[int, tuple[int, BaseException]] = {}
         self._condemned: list[_Condemned] = []
 
     def wait(self, now: float) -> float | None:
         """Seconds until something is due; None: nothing ever."""
-        return self._agenda.wait(now)
+        waits = [self._deadlines.wait(now), self._retries.wait(now)]
+        waits += [max(0.0, due - now) for due, _, _ in self._clocks.values()]
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def carry_out(self) -> None:
         """Do what is due."""
-        for what in self._agenda.take(time.monotonic()):
-            what()
+        now = time.monotonic()
+        for unit in self._retries.take(now):
+            self._ledger.resumed(unit)
+        for worker, (due, number, job) in list(self._clocks.items()):
+            if due <= now:
+                del self._clocks[worker]
+                self._time_out(worker, number, job)
+        for number in self._deadlines.take(now):
+            late = self._workers.jobs.find(number)
+            if late is not None:
+                self._expire(late)
 
     def admitted(self, job: Job) -> None:
         """A job was submitted just now."""
-        if job.options.deadline is not None:
-            self._agenda.add(job.submitted_at + job.options.deadline, partial(self._expire, job))
+        if job.options.deadline is None:
+            return
+        jobs = self._workers.jobs
+        if len(self._deadlines) > 2 * len(jobs) + _SOME:
+            # Most have ended long before their time.
+            self._deadlines.keep_only(jobs.find)
+        self._deadlines.add(job.submitted_at + job.options.deadline, job.number)
 
     def sent(self, worker: int, unit: Chunk, job: Job) -> None:
-        """A unit went to a worker that has nothing else to do."""
+        """A unit went to a worker. With a timeout that has nothing else, so one clock is enough."""
         if job.options.timeout is not None:
-            what = partial(self._time_out, worker, unit.number, job)
-            self._agenda.add(time.monotonic() + job.options.timeout, what)
+            self._clocks[worker] = time.monotonic() + job.options.timeout, unit.number, job
 
     def verdict(self, worker: int, number: int) -> BaseException | None:
         """Why this worker was ended while it ran that unit; None: it died of itself."""
@@ -95,7 +113,7 @@ class Limits:
             return False
         unit.done, unit.values, unit.errors = 0, [], None
         self._ledger.postponed()
-        self._agenda.add(time.monotonic() + delay, partial(self._ledger.resumed, unit))
+        self._retries.add(time.monotonic() + delay, unit)
         return True
 
     def end_job(self, job: Job, error: BaseException, *, kill: bool) -> bool:
@@ -124,6 +142,7 @@ class Limits:
     def buried(self, worker: int) -> None:
         """A worker and its tree are gone."""
         self._verdicts.pop(worker, None)
+        self._clocks.pop(worker, None)
         for each in self._condemned:
             each.workers.discard(worker)
             if not each.workers:

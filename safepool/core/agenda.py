@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,14 @@ class Agenda(Generic[T]):
     def wait(self, now: float) -> float | None:
         """Seconds until the first entry is due; None: there is none."""
         return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def keep_only(self, is_wanted: Callable[[T], object]) -> None:
+        """Strike off the entries that nobody wants any more."""
+        self._heap = [entry for entry in self._heap if is_wanted(entry[2])]
+        heapq.heapify(self._heap)
 
     def take(self, now: float) -> list[T]:
         """The entries that are due, in their order; they are struck off."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,3 +328,20 @@ def test_a_killed_worker_between_limits_is_a_loss_as_ever(pool: SafePool) -> Non
     with pytest.raises(WorkerLostError) as caught:
         pool.options(timeout=60, deadline=60).apply(tasks.kill_self)
     assert caught.value.exitcode == -signal.SIGKILL
+
+
+def test_limits_that_were_not_reached_keep_nothing_alive(pool: SafePool) -> None:
+    """A result is forgotten when its task is done, however long it might have taken."""
+    view = pool.options(timeout=3600, deadline=3600)
+    results = [view.apply_async(tasks.square, (number,)) for number in range(20)]
+    assert [result.get(BOUND) for result in results] == [number**2 for number in range(20)]
+    alive = [weakref.ref(result) for result in results]
+    del results
+    # One per worker may be known until that gets the next task.
+    pool.map(tasks.square, range(20), 1)
+
+    def forgotten() -> bool:
+        gc.collect()
+        return sum(each() is not None for each in alive) <= 2
+
+    truth.until(forgotten, "results are kept")

@@ -77,6 +77,17 @@ def test_the_agenda_gives_each_entry_once_when_it_is_due(
     assert agenda.wait(0.0) is None
 
 
+@given(st.lists(SECONDS, max_size=30))
+def test_what_nobody_wants_is_struck_off(entries: list[float]) -> None:
+    """The rest keeps its order."""
+    agenda: Agenda[float] = Agenda()
+    for due in entries:
+        agenda.add(due, due)
+    agenda.keep_only(lambda due: due > 500)
+    assert len(agenda) == sum(due > 500 for due in entries)
+    assert agenda.take(1000.0) == sorted(due for due in entries if due > 500)
+
+
 @pytest.mark.parametrize("name", ["timeout", "deadline"])
 def test_a_limit_of_no_time_is_an_error(name: str) -> None:
     """None means none; zero would end everything."""
