@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _MOST_FAILURES = 10
 
-_LINGER = 0.2
+_LINGER = 0.05
 """Seconds that the thread stays without a launcher: the next pool may come at once."""
 
 _LAST_WORDS = 1.0

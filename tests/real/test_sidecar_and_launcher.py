@@ -280,6 +280,42 @@ def test_nobody_waits_for_the_gate_with_a_lock_of_the_run(method: str, jail: Jai
     assert owner.wait() == 0, owner.errors()
 
 
+BETWEEN = """
+    import safepool
+    if __name__ == "__main__":
+        context = safepool.get_context(sys.argv[1])
+        with context.Pool(1, grace=0.5) as pool:
+            pool.map(abs, range(4))
+        limit = time.monotonic() + 10
+        while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < limit:
+            time.sleep(0.01)
+        say("closed", str(len(os.listdir("/proc/self/task"))))
+        sys.stdin.readline()
+        pool = context.Pool(1, grace=0.5)
+        say("worker", str(pool.apply(os.getpid)))
+        sys.stdin.readline()
+"""
+
+
+def test_a_sidecar_that_dies_while_no_pool_is_open_is_replaced_for_the_next(
+    method: str, jail: Jail
+) -> None:
+    """Nobody watches it then, since there is nothing to protect."""
+    owner = jail.script(BETWEEN, method)
+    stdin = owner.process.stdin
+    assert stdin is not None
+    assert jail.hear("closed")[0].text == "1", "a thread still watches"
+    (sidecar,) = truth.sidecars(owner.pid)
+    os.kill(sidecar, signal.SIGKILL)
+    stdin.write(b"go on\n")
+    stdin.flush()
+    worker = int(jail.hear("worker")[0].text)
+    truth.until(lambda: [p for p in truth.sidecars(owner.pid) if p != sidecar], "not replaced")
+    assert truth.is_alive(worker)
+    owner.send(signal.SIGKILL)
+    jail.assert_empty("owner killed", BOUND)
+
+
 def test_a_full_disk_or_closed_stderr_stops_no_sweep(method: str, jail: Jail) -> None:
     """The sidecar's own output cannot be written: the sweep does its work all the same."""
     before = ["sh", "-c", 'exec "$@" >/dev/full 2>/dev/full', "sh"]
