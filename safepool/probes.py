@@ -24,7 +24,7 @@ from safepool.core.lineage import tag_of
 from safepool.core.planner import Sig
 from safepool.core.values import dataclass
 from safepool.errors import SafePoolError
-from safepool.host import cgroup, container, prctl
+from safepool.host import cgroup, choose, container, prctl
 from safepool.host.base import NoHandle
 from safepool.host.linux import LinuxHost
 from safepool.host.own import reap_child
@@ -226,6 +226,8 @@ def _environ(host: LinuxHost) -> str:
 
 def _tag(host: LinuxHost) -> str:
     """A child sets the tag, and it can be read from here."""
+    if choose.is_portable():
+        raise _FailedError("the portable backend carries none")
     tag = tag_of(_RUN_ID, 1)
 
     def carry() -> str:

@@ -52,7 +52,8 @@ def _print(
     words.print_table(("", "LAYER", "PROMISE"), rows, [_style(mark) for mark in marks])
     print()
     for each in findings:
-        if not each.works and each.improvement:
+        # Of the portable backend nothing would be improved by it.
+        if not each.works and each.improvement and choose.name() == "linux":
             print(f"to improve: {each.what}: {each.improvement}")
     print("some promises do not hold" if is_degraded else "every promise holds")
 
