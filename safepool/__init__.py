@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from safepool.executor import SafePoolExecutor as SafePoolExecutor
     from safepool.pool import SafePool as SafePool
     from safepool.process import SafeProcess as SafeProcess
+    from safepool.stats import PoolStats as PoolStats
+    from safepool.stats import WorkerStats as WorkerStats
     from safepool.sweeping import SweepResult as SweepResult
     from safepool.sweeping import sweep as sweep
 
@@ -36,6 +38,8 @@ _OWN = {
     "SafeProcess": "safepool.process",
     "get_context": "safepool.context",
     "detached": "safepool.detachment",
+    "PoolStats": "safepool.stats",
+    "WorkerStats": "safepool.stats",
     "sweep": "safepool.sweeping",
     "SweepResult": "safepool.sweeping",
     "ForeignPoolError": "safepool.errors",

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable
 from safepool import payload
 from safepool.channel import Channel, WorkerProcess, WorkerSource
 from safepool.core import frames
-from safepool.core.ledger import Ledger, Lost
+from safepool.core.commands import Lost, Occupant
+from safepool.core.ledger import Ledger
 from safepool.errors import InitializerError, WorkerLostError
+from safepool.host import vitals
 from safepool.jobs import (
     PLAIN,
     Chunk,
@@ -32,6 +34,7 @@ from safepool.jobs import (
     unreadable,
 )
 from safepool.limits import Limits
+from safepool.stats import PoolStats, WorkerStats
 from safepool.waiting import Watch
 
 _REAP = 1.0
@@ -53,6 +56,7 @@ class Crew:
         self._watch = watch
         self.limits = Limits(self, ledger)
         self.on_abort: Callable[[BaseException], None] = _ignore
+        self._done = self._failed = self._lost = self._retried = 0
         self._channels: dict[int, Channel] = {}
         self._numbers = itertools.count(1)
         self._init_error: BaseException | None = None
@@ -198,7 +202,9 @@ class Crew:
             error = unpack_error(frame.body)
             self._ledger.answered(channel.worker, unit)
             job = self.jobs.find(unit.job)
-            if not self.limits.tries_again(unit, job, error, is_loss=False):
+            if self.limits.tries_again(unit, job, error, is_loss=False):
+                self._retried += 1
+            else:
                 is_tasks = frame.kind == frames.ERROR
                 unit.fail(frame.item, error if is_tasks else note_unreadable(error))
                 self._deliver(unit)
@@ -222,7 +228,33 @@ class Crew:
             self._ledger.answered(channel.worker, unit)
             self._deliver(unit)
 
+    def stats(self) -> PoolStats:
+        """A picture of this moment."""
+        now = time.monotonic()
+        occupants = self._ledger.occupants()
+        return PoolStats(
+            self._ledger.queued(),
+            sum(bool(one.job) for one in occupants),
+            self._done,
+            self._failed,
+            self._lost,
+            self._retried,
+            tuple(self._stats_of(one, now) for one in occupants),
+        )
+
+    def _stats_of(self, one: Occupant, now: float) -> WorkerStats:
+        pid = self._channels[one.worker].pid
+        job = self.jobs.find(one.job)
+        name = job.name() if job else ""
+        busy = "busy" if one.job else "idle"
+        state = "leaving" if one.is_retiring else busy if one.is_ready else "starting"
+        since = now - one.since if one.job else None
+        return WorkerStats(pid, state, name, since, vitals.memory(pid))
+
     def _deliver(self, unit: Chunk) -> None:
+        failed = len(unit.errors or ())
+        self._failed += failed
+        self._done += len(unit.values) - failed
         self.jobs.deliver(unit.job, unit.index, unit.size, unit.values, unit.errors)
 
     def _send_by_value(self, channel: Channel, unit: Chunk) -> bool:
@@ -274,7 +306,9 @@ class Crew:
             where = f" (item {lost.item} of chunk {unit.index})" if unit.size > 1 else ""
             message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
             error = WorkerLostError(message, channel.pid, code, name, unit.attempts + 1)
+        self._lost += is_loss
         if self.limits.tries_again(unit, job, error, is_loss=is_loss):
+            self._retried += 1
             return
         unit.fail(lost.item, error)
         if lost.complete:

@@ -27,7 +27,8 @@ from multiprocessing import util
 from typing import Any
 
 from safepool.channel import WorkerProcess, WorkerSource
-from safepool.core.ledger import Break, Command, Finish, Ledger, Retire, Send, Start, TakeBack
+from safepool.core.commands import Break, Command, Finish, Retire, Send, Start, TakeBack
+from safepool.core.ledger import Ledger
 from safepool.core.policy import DEFAULT_KILL_TIMEOUT
 from safepool.crew import Crew
 from safepool.errors import PoolTerminatedError
@@ -35,7 +36,8 @@ from safepool.jobs import PLAIN, Chunk, Job, fresh
 from safepool.latch import Latch
 from safepool.loop import signals_blocked
 from safepool.results import Sink
-from safepool.waiting import Inbox, Watch
+from safepool.stats import PoolStats
+from safepool.waiting import Answer, Inbox, Watch
 
 _log = logging.getLogger("safepool")
 
@@ -43,28 +45,7 @@ _SLACK = 1.0
 """Seconds beyond grace and kill timeout until the engine stops waiting for a worker's end."""
 
 
-_PATIENCE = 30.0
-"""Seconds to wait for an answer of the engine's, which a callback of the user's may hold up."""
-
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-class Answer:
-    """A yes or no of the engine's to another thread."""
-
-    def __init__(self) -> None:
-        self._is_there = Latch()
-        self._is_yes = False
-
-    def put(self, *, is_yes: bool) -> None:
-        """The engine: answer."""
-        self._is_yes = is_yes
-        self._is_there.set()
-
-    def get(self) -> bool:
-        """The other thread: wait for it; a held-up engine has said nothing, which is no."""
-        self._is_there.wait(_PATIENCE)
-        return self._is_yes
 
 
 def _cancelled(job: Job) -> BaseException:
@@ -160,13 +141,21 @@ class Engine:
         """
         if threading.current_thread() is self._thread:
             return self._limits.end_job(job, _cancelled(job), kill=kill)
-        answer = Answer()
+        answer = Answer(False)
         self._post(self._on_cancel, job, kill, answer)
         return answer.get()
 
     def cancel_soon(self, job: Job) -> None:
         """The same with ``kill``, without waiting for the answer."""
-        self._post(self._on_cancel, job, True, Answer())
+        self._post(self._on_cancel, job, True, Answer(False))
+
+    def stats(self) -> PoolStats:
+        """A picture of this moment; of an engine that has ended or is held up, without workers."""
+        if threading.current_thread() is self._thread or self._ended.is_set():
+            return self._crew.stats()
+        answer: Answer[PoolStats | None] = Answer(None)
+        self._post(self._on_stats, answer)
+        return answer.get() or PoolStats(0, 0, 0, 0, 0, 0, ())
 
     def close(self) -> None:
         """Take no more jobs; workers leave when all is done."""
@@ -220,7 +209,9 @@ class Engine:
             if handler == self._on_refuse:
                 handler(*arguments)
             elif handler == self._on_cancel:
-                arguments[2].put(is_yes=False)
+                arguments[2].put(False)
+            elif handler == self._on_stats:
+                handler(*arguments)
             elif handler in (self._on_job, self._on_open):
                 arguments[0].sink.fail(self._end_error(), tell=False)
 
@@ -328,8 +319,11 @@ class Engine:
         if not self._stopped.is_set():
             self._ledger.source_ended()
 
-    def _on_cancel(self, job: Job, kill: bool, answer: Answer) -> None:
-        answer.put(is_yes=self._limits.end_job(job, _cancelled(job), kill=kill))
+    def _on_cancel(self, job: Job, kill: bool, answer: Answer[bool]) -> None:
+        answer.put(self._limits.end_job(job, _cancelled(job), kill=kill))
+
+    def _on_stats(self, answer: Answer[PoolStats | None]) -> None:
+        answer.put(self._crew.stats())
 
     def _on_refuse(self, sink: Sink, error: BaseException) -> None:
         sink.fail(error, tell=True)

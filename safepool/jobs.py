@@ -19,7 +19,8 @@ from typing import Any
 
 from safepool import payload
 from safepool.core import frames
-from safepool.core.ledger import ALONE, Unit
+from safepool.core.commands import Unit
+from safepool.core.ledger import ALONE
 from safepool.core.options import TaskOptions
 from safepool.results import Sink
 

@@ -30,6 +30,7 @@ from safepool.errors import PoolClosedError
 from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
+from safepool.stats import PoolStats
 
 _Callback = Callable[[Any], object] | None
 
@@ -141,6 +142,14 @@ class SafePool(Calls):
         """What protects the pool's processes at this moment, and why something is missing."""
         check_owner(self._owner)
         return run.current().protection
+
+    def stats(self) -> PoolStats:
+        """Return what the pool is doing at this moment; see :class:`safepool.PoolStats`.
+
+        Safe in threads and callbacks. After the pool's end it has the counts alone.
+        """
+        check_owner(self._owner)
+        return self._engine.stats()
 
     @property
     def _pool(self) -> list[Any]:

@@ -16,7 +16,14 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from safepool.latch import Latch
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0
+"""Seconds to wait for an answer of the engine's, which a callback of the user's may hold up."""
 
 Reader = Callable[[int], None]
 Event = tuple[Callable[..., None], tuple[Any, ...]]
@@ -56,6 +63,25 @@ class Watch:
         """Wait at most ``timeout`` seconds; return what is ready."""
         # Rounded up to a millisecond: a deadline that is not quite over must not spin.
         return self._poll.poll(None if timeout is None else timeout * 1000 + bool(timeout))
+
+
+class Answer(Generic[T]):
+    """What the engine says to another thread that has asked."""
+
+    def __init__(self, otherwise: T) -> None:
+        self._is_there = Latch()
+        self._answer = otherwise
+
+    def put(self, answer: T) -> None:
+        """The engine: answer."""
+        self._answer = answer
+        self._is_there.set()
+
+    def get(self) -> T:
+        """The other thread: wait for it. What it has otherwise is the answer of an engine that
+        has ended, or is held up."""
+        self._is_there.wait(_PATIENCE)
+        return self._answer
 
 
 class Inbox:

@@ -29,7 +29,8 @@ LAYERS: list[tuple[str, ...]] = [
     # Decides.
     ("safepool.core", "safepool.core.values"),
     ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
-    ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
+    ("safepool.core.wire", "safepool.core.frames", "safepool.core.commands"),
+    ("safepool.core.ledger",),
     ("safepool.core.options", "safepool.core.agenda", "safepool.core.cpus"),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     ("safepool.core.detached_record", "safepool.core.containment", "safepool.core.kinship"),
@@ -67,7 +68,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.process",),
     ("safepool.worker_source",),
     # The pool.
-    ("safepool.cancellation",),
+    ("safepool.cancellation", "safepool.stats"),
     ("safepool.awaiting",),
     ("safepool.results",),
     ("safepool.streams",),

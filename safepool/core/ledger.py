@@ -21,9 +21,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic
 
-from safepool.core.values import dataclass
+from safepool.core.commands import (
+    Break,
+    Command,
+    Finish,
+    Lost,
+    Occupant,
+    Retire,
+    Send,
+    Start,
+    TakeBack,
+    U,
+)
 
 QUICK = 0.005
 STALLED = 0.005
@@ -33,76 +44,6 @@ MOST_UNITS = 64
 MOST_BYTES = 1 << 16
 ALONE = MOST_BYTES + 1
 """The bytes of a unit that shares no worker's time with others, if it is smaller than that."""
-
-
-class Unit:
-    """What is sent as a whole: ``size`` items of a job; ``done`` of them are resolved."""
-
-    __slots__ = ("done", "index", "job", "nbytes", "number", "size")
-
-    def __init__(self, job: int, index: int, size: int, nbytes: int) -> None:
-        self.job = job
-        self.index = index
-        self.size = size
-        self.nbytes = nbytes
-        self.number = 0
-        self.done = 0
-
-
-U = TypeVar("U", bound=Unit)
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start so many workers and report each with ``started`` or ``start_failed``."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class Send(Generic[U]):
-    """Offer these units to a worker, in this order."""
-
-    worker: int
-    units: list[U]
-
-
-@dataclass(frozen=True)
-class TakeBack:
-    """Take back what the worker has not begun and report it with ``taken_back``."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class Retire:
-    """Let the worker leave; it has nothing to do and gets nothing more."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class Break:
-    """Workers cannot be brought up: fail all, end all. ``failures`` in a row."""
-
-    failures: int
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Everything is resolved and no worker is left."""
-
-
-Command = Start | Send[U] | TakeBack | Retire | Break | Finish
-
-
-@dataclass(frozen=True)
-class Lost(Generic[U]):
-    """``item`` of ``unit`` was running when its worker died; ``complete``: none is left to run."""
-
-    unit: U
-    item: int
-    complete: bool
 
 
 class _Seat(Generic[U]):
@@ -182,6 +123,24 @@ class Ledger(Generic[U]):
         """The unit of this number if the worker has it."""
         seat = self._seats.get(worker)
         return seat.units.get(number) if seat else None
+
+    def queued(self) -> int:
+        """Items that wait for a worker, or in one behind the unit that it is at."""
+        behind = (unit for seat in self._seats.values() for unit in list(seat.units.values())[1:])
+        return sum(unit.size - unit.done for unit in (*self._queue, *behind))
+
+    def occupants(self) -> list[Occupant]:
+        """What each worker is doing."""
+        return [
+            Occupant(
+                worker,
+                seat.ready,
+                seat.retiring,
+                next((unit.job for unit in seat.units.values()), 0),
+                seat.since,
+            )
+            for worker, seat in self._seats.items()
+        ]
 
     def holders(self, job: int) -> list[int]:
         """The workers that have units of this job."""

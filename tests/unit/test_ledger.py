@@ -13,17 +13,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safepool.core.ledger import (
-    QUICK,
-    Break,
-    Finish,
-    Ledger,
-    Retire,
-    Send,
-    Start,
-    TakeBack,
-    Unit,
-)
+from safepool.core.commands import Break, Finish, Retire, Send, Start, TakeBack, Unit
+from safepool.core.ledger import QUICK, Ledger
 
 
 @dataclass
