@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.ledger"),
     ("safepool.core.options", "safepool.core.agenda", "safepool.core.cpus"),
+    ("safepool.core.oom",),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     ("safepool.core.detached_record", "safepool.core.containment", "safepool.core.kinship"),
     # Does.
@@ -40,6 +41,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.host.own",),
     ("safepool.host.title", "safepool.host.cgroup", "safepool.host.container"),
     ("safepool.host.quota",),
+    ("safepool.host.oom",),
     ("safepool.host.own_signals", "safepool.host.vitals", "safepool.host.release"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),
@@ -49,7 +51,7 @@ LAYERS: list[tuple[str, ...]] = [
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
-    ("safepool.answers", "safepool.copies"),
+    ("safepool.answers", "safepool.copies", "safepool.last_words"),
     ("safepool.chunk_run",),
     ("safepool.service",),
     ("safepool.launcher_config", "safepool.launcher_container"),
@@ -72,7 +74,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.results",),
     ("safepool.streams",),
     ("safepool.waiting", "safepool.channel", "safepool.jobs"),
-    ("safepool.limits",),
+    ("safepool.limits", "safepool.losses"),
     ("safepool.crew",),
     ("safepool.engine",),
     ("safepool.feeder",),
