@@ -94,8 +94,9 @@ class Channel:
                 os.set_blocking(self._claims_in, False)
                 page_fd = own.unnamed_file("safepool-page")
                 try:
-                    os.ftruncate(page_fd, frames.PAGE_BYTES)
-                    self._page = mmap.mmap(page_fd, frames.PAGE_BYTES)
+                    size = frames.PAGE_BYTES + frames.LAST_WORDS_BYTES
+                    os.ftruncate(page_fd, size)
+                    self._page = mmap.mmap(page_fd, size)
                     undo.callback(self._page.close)
                     socket.send_fds(self.socket, [b"\0"], [claims_out, page_fd])
                 finally:
@@ -178,6 +179,11 @@ class Channel:
         """What the worker has committed to the page."""
         with memoryview(self._page) as page:
             return frames.read_page(page)
+
+    def last_words(self) -> str:
+        """What the worker has written of a fault that it died of."""
+        data = self._page[frames.PAGE_BYTES :].rstrip(b"\0")
+        return data.decode(errors="replace")
 
     def signal(self, *, force: bool = False) -> None:
         """Ask for the end of the worker and its tree; does not wait."""

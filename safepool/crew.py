@@ -28,12 +28,12 @@ from safepool.jobs import (
     Chunk,
     Job,
     Jobs,
-    how_it_ended,
     note_unreadable,
     unpack_error,
     unreadable,
 )
 from safepool.limits import Limits
+from safepool.losses import Losses, traceback_in
 from safepool.stats import PoolStats, WorkerStats
 from safepool.waiting import Watch
 
@@ -61,6 +61,7 @@ class Crew:
         self._numbers = itertools.count(1)
         self._init_error: BaseException | None = None
         self._start_error: BaseException | None = None
+        self._losses = Losses()
         self._last_death = ""
 
     # Beginnings
@@ -286,7 +287,7 @@ class Crew:
             self._take_values(channel, unit, page.item, frames.records(page.body))
         process = channel.process
         process.join(_REAP)
-        self._last_death = how_it_ended(channel.pid, process.exitcode)
+        self._last_death = self._losses.describe(channel.pid, process.exitcode)
         lost = self._ledger.lost(channel.worker, channel.take_claims())
         if lost is not None:
             self._charge(channel, lost)
@@ -305,7 +306,9 @@ class Crew:
             code, name = channel.process.exitcode, job.name() if job else "its task"
             where = f" (item {lost.item} of chunk {unit.index})" if unit.size > 1 else ""
             message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
-            error = WorkerLostError(message, channel.pid, code, name, unit.attempts + 1)
+            trace = traceback_in(channel.last_words(), code)
+            message += f"\n{trace}" if trace else ""
+            error = WorkerLostError(message, channel.pid, code, name, unit.attempts + 1, trace)
         self._lost += is_loss
         if self.limits.tries_again(unit, job, error, is_loss=is_loss):
             self._retried += 1

@@ -64,7 +64,12 @@ class WorkerLostError(SafePoolError, RuntimeError):
 
     Attributes: ``pid`` of the worker, ``exitcode`` as in
     ``multiprocessing.Process.exitcode`` (negative: the signal's number; None:
-    unknown); ``task``, the name of the function; ``attempts``, how often it was tried.
+    unknown); ``task``, the name of the function; ``attempts``, how often it was tried;
+    ``traceback``, where it was when it died of a fault (SIGSEGV, SIGABRT, SIGFPE, SIGBUS,
+    SIGILL) as faulthandler tells it, "" otherwise or if the program uses faulthandler itself.
+
+    After SIGKILL the message says whether the kernel has ended processes for lack of memory
+    meanwhile, as its counters have it: it does not say which processes.
     """
 
     def __init__(
@@ -74,15 +79,18 @@ class WorkerLostError(SafePoolError, RuntimeError):
         exitcode: int | None = None,
         task: str = "",
         attempts: int = 1,
+        traceback: str = "",
     ) -> None:
         super().__init__(message)
         self.pid = pid
         self.exitcode = exitcode
         self.task = task
         self.attempts = attempts
+        self.traceback = traceback
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.pid, self.exitcode, self.task, self.attempts)
+        facts = self.pid, self.exitcode, self.task, self.attempts, self.traceback
+        return type(self), (self.args[0], *facts)
 
 
 class TaskTimeoutError(SafePoolError, TimeoutError):

@@ -1,7 +1,7 @@
 """The jobs of a pool as its engine keeps them: what to send, and where answers go.
 
 A job is one call of a pool method. Its chunks travel; its sink (see results) collects
-what comes back. Also here: making exceptions of what workers sent or how they died.
+what comes back. Also here: making exceptions of what workers sent.
 
 Called by: the engine and its crew, in the engine's thread; jobs and chunks are made
 by the pool and the feeder.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -202,17 +201,3 @@ def unreadable(reason: BaseException, shown: str, text: str) -> BaseException:
     error: BaseException = mp_pool.MaybeEncodingError(reason, shown)
     error.__cause__ = mp_pool.RemoteTraceback(text) if text else reason
     return note_unreadable(error)
-
-
-def how_it_ended(pid: int, exitcode: int | None) -> str:
-    """A worker's death in words."""
-    if exitcode is None:
-        return f"worker {pid} vanished"
-    if exitcode >= 0:
-        return f"worker {pid} left with exit code {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
-    hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
-    return f"worker {pid} was killed by {name}{hint}"

@@ -24,7 +24,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from safepool import chunk_run, payload
+from safepool import chunk_run, last_words, payload
 from safepool.answers import error_body, pack
 from safepool.bootstrap import rearm
 from safepool.chunk_run import ChunkRun
@@ -34,7 +34,7 @@ from safepool.core import frames
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
 _AFTER_INTERRUPT = 0.5
-_OURS = frozenset({__file__, chunk_run.__file__})
+OURS = frozenset({__file__, chunk_run.__file__})
 """Files whose frames are no part of a task's traceback."""
 
 
@@ -60,7 +60,7 @@ def serve(
             # Received descriptors are not close-on-exec in CPython; they are no task's business.
             os.set_inheritable(fd, False)
         page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
-        os.close(page_fd)
+        last_words.leave_in(page_fd)
         service = _Service(conn, claims, page, interrupts, by_value=by_value)
         if initializer is not None:
             launcher = os.getppid()
@@ -68,7 +68,7 @@ def serve(
                 initializer(*initargs)
                 rearm(launcher)
             except BaseException as error:
-                body = error_body(error, by_value=by_value, hidden=_OURS)
+                body = error_body(error, by_value=by_value, hidden=OURS)
                 service.send(frames.INIT_FAILED, 0, 0, body)
                 return
         service.send(frames.READY, 0, 0, b"")
@@ -277,4 +277,4 @@ class _Service:
         self._fail(kind, number, task.item, task, error)
 
     def _fail(self, kind: int, number: int, item: int, task: _Task, error: BaseException) -> None:
-        self.send(kind, number, item, error_body(error, by_value=task.by_value, hidden=_OURS))
+        self.send(kind, number, item, error_body(error, by_value=task.by_value, hidden=OURS))

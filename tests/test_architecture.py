@@ -32,6 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.commands"),
     ("safepool.core.ledger",),
     ("safepool.core.options", "safepool.core.agenda", "safepool.core.cpus"),
+    ("safepool.core.oom",),
     ("safepool.core.membership", "safepool.core.planner", "safepool.core.record"),
     ("safepool.core.detached_record", "safepool.core.containment", "safepool.core.kinship"),
     # Does.
@@ -41,6 +42,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.host.own",),
     ("safepool.host.title", "safepool.host.cgroup", "safepool.host.container"),
     ("safepool.host.quota",),
+    ("safepool.host.oom",),
     ("safepool.host.own_signals", "safepool.host.vitals", "safepool.host.release"),
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),
@@ -50,7 +52,7 @@ LAYERS: list[tuple[str, ...]] = [
     # What runs in workers, launchers and the sidecar.
     ("safepool.surroundings", "safepool.in_flight", "safepool.loop", "safepool.telling"),
     ("safepool.preload", "safepool.bootstrap"),
-    ("safepool.answers", "safepool.copies"),
+    ("safepool.answers", "safepool.copies", "safepool.last_words"),
     ("safepool.chunk_run",),
     ("safepool.service",),
     ("safepool.launcher_config", "safepool.launcher_container"),
@@ -73,7 +75,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.results",),
     ("safepool.streams",),
     ("safepool.waiting", "safepool.channel", "safepool.jobs"),
-    ("safepool.limits",),
+    ("safepool.limits", "safepool.losses"),
     ("safepool.crew",),
     ("safepool.engine",),
     ("safepool.feeder",),

@@ -58,6 +58,8 @@ _CLAIM = struct.Struct("=Q")
 CLAIM_BYTES: Final = _CLAIM.size
 PAGE_START: Final = _PAGE.size
 PAGE_BYTES: Final = 1 << 16
+LAST_WORDS_BYTES: Final = 1 << 15
+"""Room behind the page, in the same file, for the traceback of a worker that dies of a fault."""
 PAGE_REPEATS: Final = slice(4, 8)
 """Where a page counts how often its last record is repeated: a number of 32 bits."""
 QUIT: Final = (1 << 64) - 1

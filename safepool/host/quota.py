@@ -16,32 +16,33 @@ from safepool.core.cpus import parse_cfs, parse_cpu_max
 def cpu_quotas(proc: str = "/proc/self") -> list[float]:
     """Return them, in CPUs; none where nothing binds or nothing can be read."""
     found = []
-    for folder, is_v2 in _folders(proc):
+    for folder, is_v2 in cgroup_folders(proc, "cpu"):
         if is_v2:
-            quota = parse_cpu_max(_read(f"{folder}/cpu.max"))
+            quota = parse_cpu_max(read_text(f"{folder}/cpu.max"))
         else:
-            period = _read(f"{folder}/cpu.cfs_period_us")
-            quota = parse_cfs(_read(f"{folder}/cpu.cfs_quota_us"), period)
+            period = read_text(f"{folder}/cpu.cfs_period_us")
+            quota = parse_cfs(read_text(f"{folder}/cpu.cfs_quota_us"), period)
         if quota is not None:
             found.append(quota)
     return found
 
 
-def _folders(proc: str) -> Iterator[tuple[str, bool]]:
-    """The folders of this process's cgroups that may have a quota; True for version 2."""
+def cgroup_folders(proc: str, controller: str) -> Iterator[tuple[str, bool]]:
+    """The folders of this process's cgroups that may have files of a controller, the own
+    one first, then upwards; True for version 2."""
     paths = {}
-    for line in _read(f"{proc}/cgroup").splitlines():
+    for line in read_text(f"{proc}/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if number == "0" or "cpu" in controllers.split(","):
+        if number == "0" or controller in controllers.split(","):
             paths[number == "0"] = path
-    for line in _read(f"{proc}/mountinfo").splitlines():
+    for line in read_text(f"{proc}/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
         if len(fields) < 5 or len(kind) < 3:
             continue
         is_v2 = kind[0] == "cgroup2"
-        if is_v2 not in paths or not (is_v2 or _has_cpu(kind)):
+        if is_v2 not in paths or not (is_v2 or _has(controller, kind)):
             continue
         root, mount = fields[3], fields[4]
         # What is mounted may be a part of the tree: that of a container.
@@ -53,11 +54,12 @@ def _folders(proc: str) -> Iterator[tuple[str, bool]]:
             yield "/".join([mount.rstrip("/"), *parts[:depth]]), is_v2
 
 
-def _has_cpu(kind: list[str]) -> bool:
-    return kind[0] == "cgroup" and "cpu" in kind[2].split(",")
+def _has(controller: str, kind: list[str]) -> bool:
+    return kind[0] == "cgroup" and controller in kind[2].split(",")
 
 
-def _read(path: str) -> str:
+def read_text(path: str) -> str:
+    """The text of a file of the system's; "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
