@@ -182,7 +182,14 @@ def advance(state: SweepState, snapshot: Snapshot, now: float) -> Step:
     if state.report is not None:
         return Step(state, (), None, state.report, ())
     found = find_members(state.target, state.members.keys(), snapshot)
-    state = _remember(state, found, now)
+    kept = _without_the_let_go(state, found, snapshot)
+    step = _next(_remember(kept, found, now), found, now)
+    released = _releases(state, kept)
+    return step._replace(signals=(*released, *step.signals)) if released else step
+
+
+def _next(state: SweepState, found: Sequence[Found], now: float) -> Step:
+    """The step of the phase that it is time for."""
     if not found:
         return _confirm(state, now)
     if now < state.forced_at:
@@ -227,7 +234,7 @@ def _take_back(state: SweepState, signal: Signal, *, is_denied: bool) -> SweepSt
 
 
 def _remember(state: SweepState, found: Sequence[Found], now: float) -> SweepState:
-    """Add those seen for the first time; nobody is ever forgotten."""
+    """Add those seen for the first time."""
     new = {
         one.row.incarnation: Member(one.row.incarnation, one.how, now)
         for one in found
@@ -235,6 +242,31 @@ def _remember(state: SweepState, found: Sequence[Found], now: float) -> SweepSta
     }
     quiet = 0 if found else state.quiet_looks
     return replace(state, members={**state.members, **new}, quiet_looks=quiet)
+
+
+def _without_the_let_go(
+    state: SweepState, found: Sequence[Found], snapshot: Snapshot
+) -> SweepState:
+    """Forget the members that live and are none any more: they were detached meanwhile."""
+    members = {one.row.incarnation for one in found}
+    left = {
+        row.incarnation
+        for row in snapshot.alive()
+        if row.incarnation in state.members and row.incarnation not in members
+    }
+    if not left:
+        return state
+    return replace(state, members={n: m for n, m in state.members.items() if n not in left})
+
+
+def _releases(state: SweepState, kept: SweepState) -> list[Signal]:
+    """SIGCONT for those who were held when they were let go: they would stand still for ever."""
+    members = state.members.values() if kept is not state else ()
+    return [
+        Signal(member.incarnation, Sig.CONT)
+        for member in members
+        if member.incarnation not in kept.members and Sig.STOP in member.sent
+    ]
 
 
 def _sent(state: SweepState, one: Found) -> tuple[Sig, ...]:

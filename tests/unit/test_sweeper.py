@@ -268,6 +268,26 @@ def test_a_sweep_that_can_never_look_again_ends_all_the_same() -> None:
     assert sweep.wake_at is None
 
 
+@pytest.mark.parametrize("pids", [(), (10,), (10, 11)])
+def test_a_blind_sweep_looks_at_its_pace(pids: tuple[int, ...]) -> None:
+    """However often it is called, and whether nobody was seen yet or all who were are dead."""
+    stand = Stand(*pids)
+    sweep = stand.sweep()
+    if pids:
+        sweep.advance()
+    stand.is_blind = True
+    for pid in pids:
+        stand.end(pid)
+    for _ in range(50):
+        sweep.advance()
+    assert stand.looks <= 2
+    stand.clock += 0.1
+    for _ in range(50):
+        sweep.advance()
+    assert 2 <= stand.looks <= 3
+    sweep.close()
+
+
 def test_without_a_look_the_known_are_ended_through_their_handles() -> None:
     """What is held already needs no descriptor; between tries there is a pause."""
     stand = Stand(10, 11)
