@@ -159,7 +159,7 @@ FAULTS = {
         PLANNER, "    if not left:\n        return state\n", "    return state\n"
     ),
     "who was let go stays stopped": Fault(
-        PLANNER, "released = _releases(state, kept)", "released = ()"
+        PLANNER, "if name not in kept.members and Sig.STOP in member.sent", "if False"
     ),
     "marks are not looked at": Fault(
         MEMBERSHIP, 'return "mark" if is_marked else', 'return "mark" if False else'

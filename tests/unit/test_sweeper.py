@@ -253,21 +253,6 @@ def test_a_look_that_fails_proves_nobody_dead() -> None:
     assert {process.incarnation.pid for process in sweep.report.ended} == {10, 11, 12}
 
 
-def test_a_sweep_that_can_never_look_again_ends_all_the_same() -> None:
-    """After half a minute it reports whom it had seen as stuck, and lets its caller go on."""
-    stand = Stand(10)
-    sweep = stand.sweep()
-    sweep.advance()
-    stand.is_blind = True
-    stand.end(10)
-    for _ in range(60):
-        sweep.advance()
-        stand.clock += 1.0
-    assert sweep.report is not None
-    assert [stuck.incarnation for stuck in sweep.report.stuck] == [name(10)]
-    assert sweep.wake_at is None
-
-
 @pytest.mark.parametrize("pids", [(), (10,), (10, 11)])
 def test_a_blind_sweep_looks_at_its_pace(pids: tuple[int, ...]) -> None:
     """However often it is called, and whether nobody was seen yet or all who were are dead."""
@@ -286,6 +271,21 @@ def test_a_blind_sweep_looks_at_its_pace(pids: tuple[int, ...]) -> None:
         sweep.advance()
     assert 2 <= stand.looks <= 3
     sweep.close()
+
+
+def test_a_sweep_that_can_never_look_again_ends_all_the_same() -> None:
+    """After half a minute it reports whom it had seen as stuck, and lets its caller go on."""
+    stand = Stand(10)
+    sweep = stand.sweep()
+    sweep.advance()
+    stand.is_blind = True
+    stand.end(10)
+    for _ in range(60):
+        sweep.advance()
+        stand.clock += 1.0
+    assert sweep.report is not None
+    assert [stuck.incarnation for stuck in sweep.report.stuck] == [name(10)]
+    assert sweep.wake_at is None
 
 
 def test_without_a_look_the_known_are_ended_through_their_handles() -> None:
