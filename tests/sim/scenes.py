@@ -174,6 +174,33 @@ def the_next_sweep_lets_nobody_stay_stopped(play: Play) -> None:
     _end(play, *workers)
 
 
+def who_was_seen_once_is_not_forgotten(play: Play) -> None:
+    """It bears nothing and was found by its parents; then all of these die."""
+    child = _fork(play.kernel, play.cast.workers[0])
+    child.tag = child.environment = None
+    child.ignores_term = True
+    sweeping = play.begin(play.cast.as_sidecar(), POLITE)
+    _until(play, lambda: sweeping.judge.looks > 0)
+    for parent in (play.cast.workers[0], play.cast.launcher):
+        play.kernel.signal(parent, "SIGKILL", by_kernel=True)
+    _end(play, child)
+
+
+def what_came_later_is_somebody_elses(play: Play) -> None:
+    """All guards were killed long ago; what the run has left has started something since."""
+    cast, kernel = play.cast, play.kernel
+    child = _fork(kernel, cast.workers[0])
+    ended = kernel.ticks()
+    for guard in (cast.owner, cast.sidecar, cast.launcher):
+        kernel.signal(guard, "SIGKILL", by_kernel=True)
+    kernel.spend(0.05)
+    late = _fork(kernel, child)
+    kernel.spend(0.05)
+    play.begin(cast.as_next_run(ended), AT_ONCE)
+    _end(play, child)
+    _check(play, not late.is_dead, "nobody else is ended")
+
+
 def two_sweep_at_once(play: Play) -> None:
     """Launcher and sidecar end the same workers, one of them forks all the time."""
     play.cast.workers[0].habits = HABITS["forks"]
@@ -304,6 +331,7 @@ SCENES: dict[str, Callable[[Play], None]] = {
         a_zombie_is_dead, a_late_child_is_killed_too, deaths_are_no_look,
         a_sweep_that_saw_nothing_in_time_still_kills, a_sweep_that_never_sees_ends,
         the_next_sweep_lets_nobody_stay_stopped, two_sweep_at_once,
+        who_was_seen_once_is_not_forgotten, what_came_later_is_somebody_elses,
         a_container_ends_what_forks_all_the_time,
         a_container_makes_signals_superfluous, a_stranger_lives_in_the_container,
         a_stranger_is_moved_in_while_all_are_held, a_container_is_refused,
