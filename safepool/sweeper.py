@@ -285,6 +285,8 @@ class Sweep:
         self._containment = plan.state
         for name in plan.let_go:
             self._state = planner.note_unsent(self._state, Signal(name, planner.Sig.STOP))
+        for name in plan.outlived:
+            self._state = planner.note_unsent(self._state, Signal(name, planner.Sig.KILL))
         if plan.action is None:
             return needless
         act = {

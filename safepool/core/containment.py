@@ -46,11 +46,12 @@ class ContainerState:
     """What a sweep remembers of its container: ``frozen`` are the members that it
     holds in place of a SIGSTOP.
 
-    ``has_thawed``: what an earlier sweeper may have left frozen was let go.
-    ``is_given_up``: it is not to be used any more.
+    ``killed``: those that were to die with it. ``has_thawed``: what an earlier sweeper may have
+    left frozen was let go. ``is_given_up``: it is not to be used any more.
     """
 
     frozen: frozenset[Incarnation] = frozenset()
+    killed: frozenset[Incarnation] = frozenset()
     has_thawed: bool = False
     is_given_up: bool = False
 
@@ -64,12 +65,14 @@ class Listing(NamedTuple):
 
 class Plan(NamedTuple):
     """``action`` is to be done before the step's signals are sent. ``met`` need no signal
-    if it works. ``let_go`` were held by the container and are not any more."""
+    if it works. ``let_go`` were held by the container and are not any more; ``outlived`` have
+    gone out of it before they could die with it."""
 
     state: ContainerState
     action: Containment | None = None
     met: frozenset[Incarnation] = frozenset()
     let_go: frozenset[Incarnation] = frozenset()
+    outlived: frozenset[Incarnation] = frozenset()
 
 
 def inside(listing: Listing, rows: Mapping[int, ProcessRow]) -> frozenset[Incarnation]:
@@ -99,12 +102,13 @@ def plan(state: ContainerState, step: Step, snapshot: Snapshot) -> Plan:
     within = snapshot.inside
     if within is None or snapshot.hides_others or not within <= frozenset(step.living):
         return _without(state)
-    # Who went out between list and freeze was never held, and needs his own SIGSTOP.
-    left = state.frozen & (frozenset(step.living) - within)
-    if left:
-        state = replace(state, frozen=state.frozen - left)
-        action = None if state.frozen else Containment.RELEASE
-        return Plan(state, action, let_go=left)
+    # Who went out between list and freeze, or kill, was not met, and needs a signal of his own.
+    outside = frozenset(step.living) - within
+    left, outlived = state.frozen & outside, state.killed & outside
+    if left or outlived:
+        after = replace(state, frozen=state.frozen - left, killed=state.killed - outlived)
+        action = Containment.RELEASE if state.frozen and not after.frozen else None
+        return Plan(after, action, let_go=left, outlived=outlived)
     met = frozenset(signal.incarnation for signal in step.signals) & within
     sigs = {signal.sig for signal in step.signals if signal.incarnation in met}
     if state.is_given_up or step.report is not None:
@@ -112,7 +116,7 @@ def plan(state: ContainerState, step: Step, snapshot: Snapshot) -> Plan:
     if Sig.STOP in sigs:
         return Plan(replace(state, frozen=state.frozen | met), Containment.HOLD, met)
     if Sig.KILL in sigs:
-        return Plan(state, Containment.KILL, met)
+        return Plan(replace(state, killed=state.killed | met), Containment.KILL, met)
     if not state.has_thawed and not state.frozen and within:
         return Plan(replace(state, has_thawed=True), Containment.RELEASE)
     return Plan(state)

@@ -128,7 +128,7 @@ def stop(kernel: Kernel, process: Process) -> None:
 def leave_the_cgroup(kernel: Kernel, process: Process) -> None:
     """Write itself into another one, as whoever starts it as a service of its own would."""
     if kernel.can_run(process):
-        process.cgroup = "/"
+        process.cgroup, process.left_at = "/", kernel.clock
 
 
 def wedge(kernel: Kernel, process: Process) -> None:

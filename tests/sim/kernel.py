@@ -41,6 +41,7 @@ class Process:
     group: int = 0
     session: int = 0
     cgroup: str = "/"
+    left_at: float = 0.0
     tag: int | None = None
     environment: str | None = None
     """The mark that it hands to what it execs."""

@@ -190,7 +190,9 @@ class Judge:
 
     def _kills_leaves_first(self, process: Process) -> None:
         for child in self._processes(row.incarnation for row in self.rows.values()):
-            is_left = child.is_dead or child.is_detached
+            # One that went out before its cgroup was killed is met by no kill of that look.
+            is_out = child.left_at > self.look_began
+            is_left = child.is_dead or child.is_detached or is_out
             is_known = child in self.met and not is_left and self._parent_of(child) is process
             if is_known and all(old.sig != "SIGKILL" for old in self.sent[child]):
                 raise PromiseError("leaves are killed first", f"{process} before its child {child}")

@@ -301,6 +301,15 @@ def a_member_leaves_the_container(play: Play, instant: int) -> None:
     _end(play, *play.cast.workers, child)
 
 
+def a_member_leaves_before_the_container_is_killed(play: Play, instant: int) -> None:
+    """The sweeper is late and freezes nothing any more: it was listed, and the kill misses it."""
+    child = _contained(play)
+    play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    play.kernel.spend(0.3)
+    play.finish([(instant, "leave_the_cgroup", play.members().index(child))])
+    _end(play, *play.cast.workers, child)
+
+
 def a_stranger_gets_a_number_that_was_listed(play: Play, instant: int) -> None:
     """Within the tick in which the list of the container was read: he looks like one inside."""
     child = _contained(play)
@@ -346,6 +355,7 @@ AT_EACH_INSTANT: dict[str, Callable[[Play, int], None]] = {
         a_torn_look_makes_a_family,
         a_detached_process_lives_in_the_container,
         a_member_leaves_the_container,
+        a_member_leaves_before_the_container_is_killed,
         a_stranger_gets_a_number_that_was_listed,
         who_is_let_go_meanwhile_goes_on,
     )

@@ -153,7 +153,12 @@ FAULTS = {
     ),
     "a container is not used": Fault(CONTAINMENT, "if Sig.STOP in sigs:", "if False:"),
     "who went out before the freeze counts as held": Fault(
-        CONTAINMENT, "left = state.frozen & (frozenset(step.living) - within)", "left = ()"
+        CONTAINMENT, "left, outlived = state.frozen & outside,", "left, outlived = frozenset(),"
+    ),
+    "who went out before the kill counts as killed": Fault(
+        CONTAINMENT,
+        "state.frozen & outside, state.killed & outside",
+        "state.frozen & outside, frozenset()",
     ),
     "who was let go is reported as ended": Fault(
         PLANNER, "    if not left:\n        return state\n", "    return state\n"

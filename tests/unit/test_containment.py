@@ -56,7 +56,7 @@ class Sweeping:
     def look(self, snapshot: Snapshot, now: float) -> tuple[Containment | None, set[int]]:
         """One step; what is done to the container, and who gets a signal of his own."""
         self.step = planner.advance(self.state, snapshot, now)
-        planned = plan(self.container, self.step, snapshot)
+        planned = self.planned = plan(self.container, self.step, snapshot)
         self.state, self.container = self.step.state, planned.state
         for each in planned.let_go:
             self.state = planner.note_unsent(self.state, planner.Signal(each, Sig.STOP))
@@ -179,6 +179,17 @@ def test_who_went_out_before_the_freeze_is_held_by_a_signal() -> None:
     assert sweep.sigs() == {Sig.STOP}
     assert sweep.look(after, 0.0) == (None, set())
     assert sweep.look(after, 0.0) == (Containment.KILL, {11})
+
+
+def test_who_went_out_before_the_kill_is_killed_by_a_signal() -> None:
+    """A late sweeper freezes nothing, so a member can leave between list and kill."""
+    sweep = Sweeping()
+    rows = [row(10), row(11)]
+    assert sweep.look(seen(*rows, within={10, 11}), 0.9) == (Containment.KILL, set())
+    sweep.look(seen(row(11), within=set()), 0.9)
+    assert sweep.planned.outlived == {name(11)}
+    sweep.look(seen(row(11), within=set()), 0.9)
+    assert not sweep.planned.outlived
 
 
 def test_who_only_stood_still_with_the_others_needs_no_waking() -> None:
