@@ -99,7 +99,9 @@ def look_inside(record: RunRecord, host: Host) -> Snapshot:
     snapshot = host.look_all(tags=True)
     if listing is None:
         return snapshot
-    return replace(snapshot, inside=containment.inside(listing, snapshot.rows))
+    # One that may be inside has to count here: it could have come after the run's end.
+    inside = containment.inside(listing, snapshot.rows)
+    return replace(snapshot, inside=inside | containment.doubtful(listing, snapshot.rows))
 
 
 def _nothing_came_later(target: Target, record: RunRecord, host: Host) -> bool:

@@ -132,7 +132,7 @@ class Sweep:
                 self.wake_at = None
                 self.give_up()
             else:
-                self.wake_at = now + _RETRY
+                self.wake_at = self._rested_at = now + _RETRY
             return
         step = planner.advance(self._state, snapshot, now)
         self._state, self._living = step.state, frozenset(step.living)
@@ -220,23 +220,37 @@ class Sweep:
             left = {row.incarnation for row in rows.values()}
             if self._living.isdisjoint(left):
                 return None
-        inside = None
-        if listing is not None and not self._is_starved:
-            inside = containment.inside(listing, rows)
-        return Snapshot(rows, self._host.now(), inside)
+        if listing is None or self._is_starved:
+            return Snapshot(rows, self._host.now())
+        sure = self._still_inside(containment.doubtful(listing, rows))
+        inside = containment.inside(listing, rows) | (sure or frozenset())
+        hides = containment.may_hide_others(listing, inside, self._state.target)
+        return Snapshot(rows, self._host.now(), inside, hides or sure is None)
+
+    def _still_inside(self, doubtful: frozenset[Incarnation]) -> frozenset[Incarnation] | None:
+        """Who of these is in the container for sure; None when that cannot be told."""
+        if not doubtful or self._container is None:
+            return doubtful
+        listing = self._container.listing()
+        if listing is None:
+            return None
+        try:
+            return frozenset(
+                name
+                for name in doubtful
+                if name.pid in listing.pids and self._host.incarnation(name.pid) == name
+            )
+        except OSError:
+            return None
 
     def _add_missed(
         self, rows: dict[int, ProcessRow], dead: frozenset[Incarnation], listed: frozenset[int]
     ) -> None:
         """Ask by pid for members, and for those in the container, that a look has missed."""
-        for name in self._living - dead:
-            if name.pid not in rows:
-                row = self._host.row(name.pid)
-                if row is not None and row.incarnation == name:
-                    rows[name.pid] = row
-        for pid in listed - rows.keys():
+        missed = {name.pid: name for name in self._living - dead if name.pid not in rows}
+        for pid in {*missed, *(listed - rows.keys())}:
             row = self._host.row(pid)
-            if row is not None:
+            if row is not None and (pid in listed or row.incarnation == missed[pid]):
                 # Its tag may say that it was let go.
                 rows[pid] = replace(row, tag=self._host.read_tag(pid))
 
@@ -265,20 +279,24 @@ class Sweep:
         """Act upon the container as is planned; return who needs no signal for that."""
         if self._container is None:
             return frozenset()
-        plan = containment.plan(self._containment, step, snapshot)
+        before = self._containment
+        needless = containment.needless(before, step)
+        plan = containment.plan(before, step, snapshot)
         self._containment = plan.state
         for name in plan.let_go:
             self._state = planner.note_unsent(self._state, Signal(name, planner.Sig.STOP))
+        for name in plan.outlived:
+            self._state = planner.note_unsent(self._state, Signal(name, planner.Sig.KILL))
         if plan.action is None:
-            return frozenset()
+            return needless
         act = {
             Containment.HOLD: self._container.freeze,
             Containment.KILL: self._container.kill,
             Containment.RELEASE: self._container.thaw,
         }
         if act[plan.action]():
-            return plan.met
-        self._containment = containment.refused(plan.state)
+            return plan.met | needless
+        self._containment = containment.refused(before)
         return frozenset()
 
     def _deliver(self, signal: Signal) -> None:

@@ -89,11 +89,13 @@ class Snapshot:
     """The result of one look: the rows by pid, and when they were read (monotonic).
 
     ``inside``: who was in the sweep's cgroup; None: there is none, or it could not be read.
+    ``hides_others``: somebody who is no member may be there whom no row shows.
     """
 
     rows: Mapping[int, ProcessRow] = field(default_factory=dict)
     taken: float = 0.0
     inside: frozenset[Incarnation] | None = None
+    hides_others: bool = False
 
     def alive(self) -> Iterator[ProcessRow]:
         """All rows of living processes."""

@@ -4,19 +4,19 @@ Decides everything about a sweep and does nothing: ``advance(state, snapshot, no
 takes what was seen and returns the next state, the signals and the next look. The
 same input gives the same step, and no snapshot makes it raise.
 
-1. POLITE, until the grace is over. SIGTERM to roots and tops; to the others when
-   their parent is gone, or at half the grace: a parent may need its children in
-   order to drain. One SIGCONT after it for whoever is stopped.
-2. HOLD. SIGSTOP from the top down, until two looks in a row find nobody new: a
-   process that forks all the time cannot get away. At most half the kill timeout.
+1. POLITE, until the grace is over. SIGTERM to roots and tops; to the others when their parent is
+   gone, or at half the grace: a parent may need its children in order to drain. One SIGCONT after
+   it for whoever is stopped.
+2. HOLD. SIGSTOP from the top down, until two looks in a row find nobody new: a process that forks
+   all the time cannot get away. At most half the kill timeout.
 3. FORCED. SIGKILL, leaves first. Whoever turns up now is held first.
 4. CONFIRM. Two looks in a row with nobody alive: DONE. The deadline: STUCK.
 
+Who is let go meanwhile is no member any more; if it was held, it gets a SIGCONT.
 The grace runs from ``begin``. Instants (``*_at``) are monotonic seconds.
 
-Called by: the sweeper, which carries the steps out and tells what did not work
-(``note_denied``, ``note_unsent``); such a signal counts as not sent and is asked
-for again.
+Called by: the sweeper, which carries the steps out and tells what did not work (``note_denied``,
+``note_unsent``); such a signal counts as not sent and is asked for again.
 """
 
 from __future__ import annotations
@@ -135,9 +135,8 @@ class SweepReport:
 class Member:
     """What a sweep remembers of one process, from its first sight on.
 
-    ``sent`` are the signals that went out, in order. ``is_denied`` says that the
-    last one was refused for lack of permission, ``is_unsent`` that it could not be
-    tried.
+    ``sent`` are the signals that went out, in order. ``is_denied`` says that the last one was
+    refused for lack of permission, ``is_unsent`` that it could not be tried.
     """
 
     incarnation: Incarnation
@@ -196,7 +195,19 @@ def advance(state: SweepState, snapshot: Snapshot, now: float) -> Step:
     if state.report is not None:
         return Step(state, (), None, state.report, ())
     found = find_members(state.target, state.members.keys(), snapshot)
-    state = _remember(_without_the_let_go(state, found, snapshot), found, now)
+    kept = _without_the_let_go(state, found, snapshot)
+    step = _next(_remember(kept, found, now), found, now)
+    # Held by this sweep, it would stand still for ever: nobody else touches it now.
+    freed = tuple(
+        Signal(name, Sig.CONT)
+        for name, member in state.members.items()
+        if name not in kept.members and Sig.STOP in member.sent
+    )
+    return step._replace(signals=(*freed, *step.signals))
+
+
+def _next(state: SweepState, found: Sequence[Found], now: float) -> Step:
+    """The step of the phase that it is time for."""
     if not found:
         return _confirm(state, now)
     if now < state.forced_at:

@@ -125,6 +125,12 @@ def stop(kernel: Kernel, process: Process) -> None:
     kernel.signal(process, "SIGSTOP")
 
 
+def leave_the_cgroup(kernel: Kernel, process: Process) -> None:
+    """Write itself into another one, as whoever starts it as a service of its own would."""
+    if kernel.can_run(process):
+        process.cgroup, process.left_at = "/", kernel.clock
+
+
 def wedge(kernel: Kernel, process: Process) -> None:
     """A dead network drive: uninterruptible sleep."""
     if kernel.can_run(process):
@@ -156,6 +162,15 @@ def let_go(kernel: Kernel, process: Process) -> None:
         child.is_detached, child.tag = True, detached_tag(RUN)
         child.habits = ()
         kernel.setsid(child)
+
+
+def be_let_go(kernel: Kernel, process: Process) -> None:
+    """Be spared by the launcher, with all below: it sets their tags from outside."""
+    for child in kernel.children(process):
+        be_let_go(kernel, child)
+    if not process.is_dead and not process.is_detached:
+        process.is_detached, process.tag = True, detached_tag(RUN)
+        process.detached_at = kernel.clock
 
 
 def drop_privileges(kernel: Kernel, process: Process) -> None:
@@ -194,6 +209,6 @@ MOVES: dict[str, Move] = {
     for move in (
         fork, fork_with_the_pid_just_freed, leave, daemonize, run_a_program, scrub, reset_limits,
         join_another_run, change_session, stop, wedge, unwedge, become_root, drop_privileges,
-        adopt, let_go, be_replaced, replace_a_stranger, be_killed,
+        adopt, leave_the_cgroup, let_go, be_let_go, be_replaced, replace_a_stranger, be_killed,
     )
 }  # fmt: skip

@@ -28,8 +28,9 @@ def name_of(process: Process) -> Incarnation:
 class View:
     """One sweep to be: who sweeps, what it asks for, and whom that means by birth.
 
-    ``is_above``: the sweeper is a subreaper above all that it means, so nothing can get
-    away from it. From beside, ``bears_witness`` tells who shows where it comes from.
+    ``is_above``: the sweeper is a subreaper above all that it means, so nothing can get away
+    from it; with ``is_walk``, where a look follows the lists of children, not even by being
+    quick. From beside, ``bears_witness`` tells who shows where it comes from.
     """
 
     me: Process
@@ -38,6 +39,7 @@ class View:
     means: Callable[[Process], bool]
     bears_witness: Callable[[Process], bool]
     is_above: bool
+    is_walk: bool = False
 
 
 class Cast:
@@ -88,6 +90,7 @@ class Cast:
             self.offspring,
             bears_witness=lambda process: True,
             is_above=True,
+            is_walk=True,
         )
 
     def as_worker_end(self, number: int) -> View:
@@ -105,7 +108,10 @@ class Cast:
             target,
             lambda host: host.look_subtree(self.launcher.pid, RUN),
             lambda process: self.comes_from(process, worker),
-            bears_witness=lambda process: bears(process, number),
+            # Of those further down such a look does not read the mark.
+            bears_witness=lambda process: bears(
+                process, number, is_mark_read=process.parent is self.launcher
+            ),
             is_above=False,
         )
 
@@ -153,6 +159,9 @@ class Cast:
         sweeper, begins = self.next_sidecar, self.kernel.ticks()
 
         def is_of_another(process: Process) -> bool:
+            # Adopted by a subreaper of the run, it cannot be told from a child of that.
+            if process.start >= begins and any(map(self.is_of_the_run, process.heirs)):
+                return False
             line = [self.kernel.everybody[serial] for serial in process.ancestors]
             return any(
                 ended < each.start < begins and self.is_of_the_run(each)
@@ -199,7 +208,7 @@ class Cast:
         return worker
 
 
-def bears(process: Process, number: int | None = None) -> bool:
+def bears(process: Process, number: int | None = None, *, is_mark_read: bool = True) -> bool:
     """Does it show the run's tag or mark (and the worker's number), as far as can be read?"""
     tag = process.tag
     if tag is not None and is_tag_of_run(tag, RUN):
@@ -207,4 +216,5 @@ def bears(process: Process, number: int | None = None) -> bool:
         if is_of_worker:
             return True
     # What sleeps uninterruptibly is not asked for its environment.
-    return not process.was_wedged and is_mark_of(process.mark, RUN, number)
+    is_mark_read = is_mark_read and not process.was_wedged
+    return is_mark_read and is_mark_of(process.mark, RUN, number)

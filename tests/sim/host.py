@@ -25,6 +25,9 @@ from tests.sim.kernel import Kernel, Process
 CALL = 0.00003
 """Seconds that one reading takes; a row takes about this on Linux."""
 
+TAG_CALL = 0.000001
+"""The same for a tag, which is no file."""
+
 REREADS = 3
 
 
@@ -155,7 +158,7 @@ class SimHost:
         return None if row is None else row.incarnation
 
     def read_tag(self, pid: int) -> int | None:
-        self.spend_call(needs_descriptor=False)
+        self.spend_call(TAG_CALL, needs_descriptor=False)
         process = self.kernel.table.get(pid)
         return None if process is None else process.tag
 
@@ -271,11 +274,11 @@ class SimHost:
         if pid <= 1 or pid == self.me.pid:
             raise ValueError(f"refusing to signal process {pid}")
 
-    def spend_call(self, *, needs_descriptor: bool = True) -> None:
+    def spend_call(self, seconds: float = CALL, *, needs_descriptor: bool = True) -> None:
         """Take the time of one system call, in which others move; EMFILE when starved."""
         self.kernel.caller = self.me
         self.meanwhile()
-        self.kernel.spend(CALL)
+        self.kernel.spend(seconds)
         self.kernel.caller = None
         if needs_descriptor and self.is_starved:
             raise OSError(errno.EMFILE, "no descriptor is free")

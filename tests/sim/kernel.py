@@ -41,6 +41,7 @@ class Process:
     group: int = 0
     session: int = 0
     cgroup: str = "/"
+    left_at: float = 0.0
     tag: int | None = None
     environment: str | None = None
     """The mark that it hands to what it execs."""
@@ -53,6 +54,7 @@ class Process:
     is_subreaper: bool = False
     is_careless: bool = False
     is_detached: bool = False
+    detached_at: float = 0.0
     is_forbidden: bool = False
     was_forbidden: bool = False
     dies_with_parent: bool = False
@@ -64,6 +66,8 @@ class Process:
     is_reaped: bool = False
     died_at: float = math.inf
     moved_at: float = 0.0
+    heirs: list[Process] = field(default_factory=list)
+    """Who has adopted it, in turn."""
     leaves_at: float | None = None
     pending: set[str] = field(default_factory=set)
     on_death: list[Callable[[], None]] = field(default_factory=list)
@@ -118,7 +122,7 @@ class Kernel:
         child = self._enter(free[0], parent, parent.ancestors | {parent.serial})
         for name in ("group", "session", "cgroup", "tag", "environment", "mark", "habits",
                      "ignores_term", "drains_for", "is_careless", "is_detached",
-                     "is_forbidden", "was_forbidden"):  # fmt: skip
+                     "detached_at", "is_forbidden", "was_forbidden"):  # fmt: skip
             setattr(child, name, getattr(parent, name))
         return child
 
@@ -142,6 +146,7 @@ class Kernel:
         heir = self._subreaper_above(process)
         for orphan in orphans:
             orphan.parent, orphan.moved_at = heir, self.clock
+            orphan.heirs.append(heir)
         for tell in process.on_death:
             tell()
         for orphan in orphans:

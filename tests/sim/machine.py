@@ -21,6 +21,7 @@ from tests.sim.copies import Copies
 from tests.sim.kernel import Kernel, Process
 from tests.sim.play import Cue, Play, Sweeping
 from tests.sim.promises import PromiseError
+from tests.sim.scenes import CGROUP
 
 MOST_AT_ONCE = 2
 
@@ -81,12 +82,15 @@ class KillOrder(RuleBasedStateMachine):
     copies: Copies
     play: Play
     finale: tuple[str, int, StopPolicy, list[Cue]]
+    cgroup: str | None = None
+    is_refused = False
     last_sign_of_life: int | None = None
     is_broken = False
 
     @initialize(
         tick=st.sampled_from([0.0002, 0.001, 0.005]),
         is_spawned=st.booleans(),
+        is_contained=st.booleans(),
         people=people,
         finale=st.tuples(kinds, indexes, policies, cues),
     )
@@ -94,11 +98,19 @@ class KillOrder(RuleBasedStateMachine):
         self,
         tick: float,
         is_spawned: bool,
+        is_contained: bool,
         people: list[Person],
         finale: tuple[str, int, StopPolicy, list[Cue]],
     ) -> None:
-        """Owner, sidecar, launcher, two workers, and what those have started."""
+        """Owner, sidecar, launcher, two workers, and what those have started.
+
+        ``is_contained``: the workers live in a cgroup of the run.
+        """
         self.play = Play(self.copies, tick=tick, is_spawned=is_spawned)
+        if is_contained:
+            self.cgroup = CGROUP
+            for worker in self.play.cast.workers:
+                worker.cgroup = CGROUP
         self.finale = finale
         started = []
         for person in people:
@@ -127,6 +139,20 @@ class KillOrder(RuleBasedStateMachine):
         """Its number is free for a member."""
         bystanders = self.play.cast.bystanders
         self.play.kernel.exit(bystanders[who % len(bystanders)])
+
+    @precondition(lambda self: self.cgroup)
+    @rule(is_refused=st.booleans())
+    def the_kernel_is_another(self, is_refused: bool) -> None:
+        """From the next sweep on it has neither cgroup.freeze nor cgroup.kill, or has both."""
+        self.is_refused = is_refused
+
+    @precondition(lambda self: self.cgroup)
+    @rule(who=indexes)
+    def a_stranger_is_moved_in(self, who: int) -> None:
+        """By hand. He is older than the run: a younger one cannot be told from a stray."""
+        cast = self.play.cast
+        elders = [one for one in cast.bystanders if one.start < cast.began]
+        elders[who % len(elders)].cgroup = CGROUP
 
     @rule()
     def the_owner_dies(self) -> None:
@@ -158,7 +184,11 @@ class KillOrder(RuleBasedStateMachine):
     def _begin(self, kind: str, who: int, policy: StopPolicy) -> None:
         view = self._view(kind, who)
         if view is not None and self.play.kernel.can_run(view.me):
-            self.play.begin(view, policy)
+            # A worker's end and a stray's sweep do not act upon the whole.
+            within = self.cgroup if kind in ("launcher", "sidecar", "next run") else None
+            sweeping = self.play.begin(view, policy, within)
+            if sweeping.container is not None:
+                sweeping.container.is_refused = self.is_refused
 
     @precondition(lambda self: self.play.active())
     @rule(seconds=st.sampled_from([0.001, 0.02, 0.2]), cues=cues)
@@ -207,11 +237,7 @@ class KillOrder(RuleBasedStateMachine):
         self.play.finish(cues)
         last = self._sweep_the_rest()
         for process in self.play.kernel.living():
-            was_held = any(
-                one.sig == "SIGSTOP" for each in self.play.sweepings
-                for one in each.judge.sent.get(process, ())
-            )  # fmt: skip
-            if process.is_stopped and was_held and not last.judge.is_lost(process):
+            if process.is_stopped and self._was_held(process) and not last.judge.is_lost(process):
                 raise PromiseError("nothing stays stopped", f"{process}")
         is_clean = last.report is not None and not last.report.stuck
         if is_clean and not last.judge.has_missed:
@@ -220,10 +246,22 @@ class KillOrder(RuleBasedStateMachine):
             if again.judge.sent or again.report.ended:
                 raise PromiseError("running it again changes nothing", f"{dict(again.judge.sent)}")
 
+    def _was_held(self, process: Process) -> bool:
+        """Has a sweep stopped it that could still let it go on, or another one could?"""
+        holders = [
+            each
+            for each in self.play.sweepings
+            for one in each.judge.sent.get(process, ())
+            if one.sig == "SIGSTOP" and one.outcome != "contained"
+        ]
+        # Nobody but its holder wakes one that was let go: not if that was killed or is blind.
+        is_lost = any(each.report is None or each.judge.is_disturbed for each in holders)
+        return bool(holders) and not (process.is_detached and is_lost)
+
     def _sweep_the_rest(self) -> Sweeping:
         view = self._view("sidecar", 0) or self._view("next run", 0)
         assert view is not None
-        sweeping = self.play.begin(view, StopPolicy(0.05, 0.4))
+        sweeping = self.play.begin(view, StopPolicy(0.05, 0.4), self.cgroup)
         self.play.finish()
         return sweeping
 

@@ -43,16 +43,19 @@ class Sweeping:
         self.view = view
         self.kernel = kernel
         self.host = SimHost(kernel, view.me)
-        self.judge = Judge(kernel, view, policy)
+        self.judge = Judge(kernel, view, policy, cgroup)
         self.host.on_send, self.host.on_sent = self.judge.on_send, self.judge.on_sent
         target = copies.planner.Target(**vars(view.target))
+        self.container = (
+            SimContainer(self.host, cgroup, self.judge.on_container) if cgroup else None
+        )
         self.sweep: Any = copies.sweeper.Sweep(
             self.host,
             target,
             policy,
             self._look,
             own=name_of(view.me),
-            container=cgroup and SimContainer(self.host, cgroup, self.judge.on_container),
+            container=self.container,
         )
         self.is_over = False
 

@@ -47,10 +47,13 @@ class Sent(NamedTuple):
 class Judge:
     """Watches one sweep of one view."""
 
-    def __init__(self, kernel: Kernel, view: View, policy: StopPolicy) -> None:
+    def __init__(
+        self, kernel: Kernel, view: View, policy: StopPolicy, cgroup: str | None = None
+    ) -> None:
         self.kernel = kernel
         self.view = view
         self.policy = policy
+        self.cgroup = cgroup
         self.began = kernel.clock
         self.half = self.began + policy.grace / 2
         self.forced = self.began + policy.grace
@@ -116,6 +119,8 @@ class Judge:
                 self._is_meant(process, sig)
                 if self.kernel.clock < self.forced:
                     raise PromiseError("no force before the grace is over", f"{action} {process}")
+                if sig == "SIGKILL" and self._is_shown(process) and not self.is_disturbed:
+                    self._was_held(process, self.sent[process])
                 self.on_sent(process, sig, "contained")
 
     def on_sent(self, process: Process, sig: str, outcome: str) -> None:
@@ -132,7 +137,10 @@ class Judge:
     def _is_meant(self, process: Process, sig: str) -> None:
         if process.pid <= 1 or process in self.spared:
             raise PromiseError("never self, the owner, pid 1", f"{sig} to {process}")
-        if process.is_detached and process.born_at < self.look_began:
+        is_known = max(process.born_at, process.detached_at) < self.look_began
+        past = self.sent.get(process, [])
+        is_release = sig == "SIGCONT" and any(old.sig == "SIGSTOP" for old in past)
+        if process.is_detached and is_known and not is_release:
             raise PromiseError("a detached process is left alone", f"{sig} to {process}")
         if not self.view.means(process):
             raise PromiseError("nobody else is signalled", f"{sig} to {process}")
@@ -152,7 +160,9 @@ class Judge:
     @staticmethod
     def _goes_forward(process: Process, sig: str, past: list[Sent]) -> None:
         took = [old for old in past if old.outcome == "sent"]
-        is_release = sig == "SIGCONT" and past and past[-1].outcome == "denied"
+        is_release = (
+            sig == "SIGCONT" and past and (past[-1].outcome == "denied" or process.is_detached)
+        )
         if not is_release and any(RANK[old.sig] > RANK[sig] for old in took):
             raise PromiseError("escalation never goes back", f"{sig} to {process} after {past}")
         if any(old.sig == sig for old in took):
@@ -180,7 +190,10 @@ class Judge:
 
     def _kills_leaves_first(self, process: Process) -> None:
         for child in self._processes(row.incarnation for row in self.rows.values()):
-            is_known = child in self.met and not child.is_dead and self._parent_of(child) is process
+            # One that went out before its cgroup was killed is met by no kill of that look.
+            is_out = child.left_at > self.look_began
+            is_left = child.is_dead or child.is_detached or is_out
+            is_known = child in self.met and not is_left and self._parent_of(child) is process
             if is_known and all(old.sig != "SIGKILL" for old in self.sent[child]):
                 raise PromiseError("leaves are killed first", f"{process} before its child {child}")
 
@@ -191,7 +204,7 @@ class Judge:
         ended = self._processes(one.incarnation for one in report.ended)
         stuck = self._processes(one.incarnation for one in report.stuck)
         for process in ended:
-            if not process.is_dead and not process.is_detached:
+            if not process.is_dead:
                 raise PromiseError("who is reported as ended is dead", f"{process}")
         for process in self.kernel.living():
             if self._should_be_gone(process) and process not in stuck:
@@ -199,9 +212,9 @@ class Judge:
                 # so is everything when no look could be taken. But a sweep that calls itself
                 # done has looked twice, and must have missed nobody.
                 is_late = max(process.born_at, process.moved_at) > self.look_began
-                # From beside, a child that did not live through the two last looks may show its
-                # tag or mark in neither: who hops faster than a look is not seen there.
-                is_hopping = not self.view.is_above and process.born_at > self.last_looks[0]
+                # In the whole table, one that did not live through the two last looks may be in
+                # neither: who hops faster than a look is seen by a walk alone.
+                is_hopping = not self.view.is_walk and process.born_at > self.last_looks[0]
                 self.has_missed |= is_hopping
                 if not ((report.stuck and (is_late or self.is_disturbed)) or is_hopping):
                     raise PromiseError("nothing is left alive but what is reported", f"{process}")
@@ -218,7 +231,7 @@ class Judge:
         is_wild = any(MULTIPLYING.intersection(one.habits) for one in self.kernel.everybody)
         late = self.ends - self.policy.kill_timeout / 4
         for process in stuck:
-            if process.died_at < self.look_began:
+            if process.died_at < self.look_began and not self.is_disturbed:
                 raise PromiseError("zombies are dead", f"{process} is reported as stuck")
             if self.is_disturbed or not self.is_prompt:
                 continue
@@ -247,10 +260,17 @@ class Judge:
         """Neither it nor anybody living above it shows where it comes from, nor did it before."""
         line: Process | None = process
         while line is not None and line not in self.spared:
-            if self.view.bears_witness(line) or line in self.met:
+            if self.view.bears_witness(line) or self._is_contained(line) or line in self.met:
                 return False
             line = line.parent
         return True
+
+    def _is_contained(self, process: Process) -> bool:
+        """Is it in the sweep's cgroup, and from within the run's life?"""
+        target = self.view.target
+        is_inside = self.cgroup is not None and process.cgroup == self.cgroup
+        is_early = target.born_until is None or process.start <= target.born_until
+        return is_inside and is_early and process.start >= target.born_from
 
     # -- what the looks have shown -------------------------------------------------------
 

@@ -168,13 +168,37 @@ def the_next_sweep_lets_nobody_stay_stopped(play: Play) -> None:
     view = play.cast.as_sidecar()
     me, workers = play.cast.launcher, play.cast.workers
     play.begin(play.cast.as_launcher(), AT_ONCE)
-    for _ in range(1000):
-        if all(worker.is_stopped for worker in workers):
-            break
-        play.run(play.kernel.tick / 20)
+    _until(play, lambda: all(worker.is_stopped for worker in workers))
     play.kernel.signal(me, "SIGKILL", by_kernel=True)
     play.begin(view, POLITE)
     _end(play, *workers)
+
+
+def who_was_seen_once_is_not_forgotten(play: Play) -> None:
+    """It bears nothing and was found by its parents; then all of these die."""
+    child = _fork(play.kernel, play.cast.workers[0])
+    child.tag = child.environment = None
+    child.ignores_term = True
+    sweeping = play.begin(play.cast.as_sidecar(), POLITE)
+    _until(play, lambda: sweeping.judge.looks > 0)
+    for parent in (play.cast.workers[0], play.cast.launcher):
+        play.kernel.signal(parent, "SIGKILL", by_kernel=True)
+    _end(play, child)
+
+
+def what_came_later_is_somebody_elses(play: Play) -> None:
+    """All guards were killed long ago; what the run has left has started something since."""
+    cast, kernel = play.cast, play.kernel
+    child = _fork(kernel, cast.workers[0])
+    ended = kernel.ticks()
+    for guard in (cast.owner, cast.sidecar, cast.launcher):
+        kernel.signal(guard, "SIGKILL", by_kernel=True)
+    kernel.spend(0.05)
+    late = _fork(kernel, child)
+    kernel.spend(0.05)
+    play.begin(cast.as_next_run(ended), AT_ONCE)
+    _end(play, child)
+    _check(play, not late.is_dead, "nobody else is ended")
 
 
 def two_sweep_at_once(play: Play) -> None:
@@ -231,6 +255,83 @@ def a_stranger_lives_in_the_container(play: Play) -> None:
     _check(play, not play.cast.bystanders[1].is_dead, "nobody else is ended")
 
 
+def a_stranger_is_moved_in_while_all_are_held(play: Play) -> None:
+    """He is thawed at once, and the others are killed one by one."""
+    child = _contained(play)
+    play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    _until(play, lambda: CGROUP in play.kernel.frozen)
+    stranger = play.cast.bystanders[1]
+    stranger.cgroup = CGROUP
+    _end(play, *play.cast.workers, child)
+    _check(play, not stranger.is_dead, "nobody else is ended")
+    _check(play, CGROUP not in play.kernel.frozen, "nothing stays stopped")
+
+
+def a_container_is_refused(play: Play) -> None:
+    """A kernel without cgroup.freeze and cgroup.kill: signals, as ever."""
+    child = _contained(play)
+    play.cast.workers[0].habits = child.habits = HABITS["forks"]
+    sweeping = play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    assert sweeping.container is not None
+    sweeping.container.is_refused = True
+    _end(play, *play.cast.workers, child)
+
+
+def who_came_later_hides_in_the_container(play: Play) -> None:
+    """The run is long dead; what it has left has started a runner since, who is in no list."""
+    cast, kernel = play.cast, play.kernel
+    child = _contained(play)
+    cast.workers[1].ignores_term = True
+    ended = kernel.ticks()
+    for guard in (cast.owner, cast.sidecar, cast.launcher):
+        kernel.signal(guard, "SIGKILL", by_kernel=True)
+    kernel.spend(0.05)
+    runner = _fork(kernel, child)
+    runner.habits = HABITS["hops"]
+    kernel.spend(0.05)
+    play.begin(cast.as_next_run(ended), AT_ONCE, CGROUP)
+    _end(play, child)
+
+
+def a_member_leaves_the_container(play: Play, instant: int) -> None:
+    """It is in no list any more, and gets its signals."""
+    child = _contained(play)
+    play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    play.finish([(instant, "leave_the_cgroup", play.members().index(child))])
+    _end(play, *play.cast.workers, child)
+
+
+def a_member_leaves_before_the_container_is_killed(play: Play, instant: int) -> None:
+    """The sweeper is late and freezes nothing any more: it was listed, and the kill misses it."""
+    child = _contained(play)
+    play.begin(play.cast.as_launcher(), AT_ONCE, CGROUP)
+    play.kernel.spend(0.3)
+    play.finish([(instant, "leave_the_cgroup", play.members().index(child))])
+    _end(play, *play.cast.workers, child)
+
+
+def a_stranger_gets_a_number_that_was_listed(play: Play, instant: int) -> None:
+    """Within the tick in which the list of the container was read: he looks like one inside."""
+    child = _contained(play)
+    # Into the tick in which the list will be read: nobody gets a number twice in one.
+    play.kernel.spend(0.022)
+    play.begin(play.cast.as_sidecar(), AT_ONCE, CGROUP)
+    play.finish([(instant, "be_replaced", play.members().index(child))])
+    last = [one for one in play.kernel.everybody if one.pid == child.pid][-1]
+    _check(play, last is child or not last.is_dead, "nobody else is ended")
+
+
+def who_is_let_go_meanwhile_goes_on(play: Play, instant: int) -> None:
+    """The launcher of another sweep spares it: it is not ended nor said to be, nor stays held."""
+    child = _fork(play.kernel, play.cast.workers[0])
+    sweeping = play.begin(play.cast.as_sidecar(), AT_ONCE)
+    play.finish([(instant, "be_let_go", play.members().index(child))])
+    assert sweeping.report is not None
+    is_told = any(one.incarnation.pid == child.pid for one in sweeping.report.ended)
+    _check(play, is_told == child.is_dead, "who is reported as ended is dead")
+    _check(play, not child.is_stopped, "nothing stays stopped")
+
+
 SCENES: dict[str, Callable[[Play], None]] = {
     scene.__name__: scene
     for scene in (
@@ -239,8 +340,11 @@ SCENES: dict[str, Callable[[Play], None]] = {
         a_zombie_is_dead, a_late_child_is_killed_too, deaths_are_no_look,
         a_sweep_that_saw_nothing_in_time_still_kills, a_sweep_that_never_sees_ends,
         the_next_sweep_lets_nobody_stay_stopped, two_sweep_at_once,
+        who_was_seen_once_is_not_forgotten, what_came_later_is_somebody_elses,
         a_container_ends_what_forks_all_the_time,
         a_container_makes_signals_superfluous, a_stranger_lives_in_the_container,
+        a_stranger_is_moved_in_while_all_are_held, a_container_is_refused,
+        who_came_later_hides_in_the_container,
     )
 }  # fmt: skip
 
@@ -250,6 +354,10 @@ AT_EACH_INSTANT: dict[str, Callable[[Play, int], None]] = {
         a_pid_is_handed_out_again,
         a_torn_look_makes_a_family,
         a_detached_process_lives_in_the_container,
+        a_member_leaves_the_container,
+        a_member_leaves_before_the_container_is_killed,
+        a_stranger_gets_a_number_that_was_listed,
+        who_is_let_go_meanwhile_goes_on,
     )
 }
 
@@ -271,6 +379,15 @@ def _fork(kernel: Kernel, parent: Process) -> Process:
     child = kernel.fork(parent)
     assert child is not None
     return child
+
+
+def _until(play: Play, claim: Callable[[], bool]) -> None:
+    """Let the sweeps go on until it is true, and no step further."""
+    for _ in range(1000):
+        if claim():
+            return
+        play.run(play.kernel.tick / 20)
+    raise AssertionError("it did not come to that")
 
 
 def _check(play: Play, is_kept: bool, promise: str) -> None:

@@ -6,12 +6,24 @@ kernel: what nothing falls into is no trap.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
-from tests.sim.adversaries import HABITS
+from tests.sim.adversaries import HABITS, MOVES, reset_limits, scrub
 from tests.sim.copies import Copies
+from tests.sim.host import CALL
 from tests.sim.kernel import Kernel, Process
-from tests.sim.scenes import AT_EACH_INSTANT, SCENES, perform
+from tests.sim.play import Play
+from tests.sim.scenes import (
+    AT_EACH_INSTANT,
+    AT_ONCE,
+    CGROUP,
+    MOST_CALLS,
+    POLITE,
+    SCENES,
+    perform,
+)
 
 WHOLE = Copies()
 
@@ -79,3 +91,93 @@ def test_rows_read_one_after_the_other_show_a_family_that_never_was() -> None:
     assert kernel.table[child_says] is other
     assert other.serial not in child.ancestors
     assert child.start < other.start, "this is how it can be told"
+
+
+# -- who gets away, and who does not ----------------------------------------------------
+
+Lose = Callable[[Kernel, Process], None]
+
+
+def an_orphan(play: Play, *loses: Lose) -> Process:
+    """A program whose parent is dead, and the launcher with it; it has lost some witnesses."""
+    parent = play.kernel.fork(play.cast.workers[0])
+    assert parent is not None
+    play.kernel.exec(parent)
+    orphan = play.kernel.fork(parent)
+    assert orphan is not None
+    for lose in loses:
+        lose(play.kernel, orphan)
+    play.kernel.exit(parent)
+    play.kernel.exit(play.cast.launcher)
+    return orphan
+
+
+@pytest.fixture(params=[False, True], ids=["fork", "spawn"])
+def play(request: pytest.FixtureRequest) -> Iterator[Play]:
+    """With spawn, the sidecar is above the launcher."""
+    play = Play(WHOLE, is_spawned=request.param)
+    yield play
+    play.close()
+
+
+@pytest.mark.parametrize("loses", [(), (scrub,), (reset_limits,)], ids=["none", "mark", "tag"])
+def test_one_witness_is_enough_when_the_launcher_is_dead(
+    play: Play, loses: tuple[Lose, ...]
+) -> None:
+    """Tag or mark: either leads the sidecar to an orphan."""
+    orphan = an_orphan(play, *loses)
+    play.begin(play.cast.as_sidecar(), AT_ONCE)
+    play.finish()
+    assert orphan.is_dead
+
+
+def test_without_witnesses_only_a_sidecar_above_finds_it(play: Play) -> None:
+    """Parent, launcher, tag and mark are lost: beside it, nothing tells it from a stranger."""
+    orphan = an_orphan(play, scrub, reset_limits)
+    sweeping = play.begin(play.cast.as_sidecar(), AT_ONCE)
+    play.finish()
+    assert orphan.is_dead is play.cast.is_spawned
+    assert sweeping.judge.is_lost(orphan) is not play.cast.is_spawned
+
+
+def test_a_cgroup_is_a_witness_as_well(play: Play) -> None:
+    """Whatever it has lost, it is inside."""
+    for worker in play.cast.workers:
+        worker.cgroup = CGROUP
+    orphan = an_orphan(play, scrub, reset_limits)
+    play.begin(play.cast.as_sidecar(), AT_ONCE, CGROUP)
+    play.finish()
+    assert orphan.is_dead
+
+
+def test_a_cgroup_holds_who_is_as_quick_as_a_look() -> None:
+    """It forks and exits at each reading of a sweeper that is beside it."""
+    play = Play(WHOLE, tick=CALL)
+    try:
+        for worker in play.cast.workers:
+            worker.cgroup = CGROUP
+        an_orphan(play).habits = HABITS["hops"]
+        sweeping = play.begin(play.cast.as_sidecar(), AT_ONCE, CGROUP)
+        play.finish()
+        assert not sweeping.judge.has_missed
+        assert not [process for process in play.kernel.living() if process.habits]
+    finally:
+        play.close()
+
+
+@pytest.mark.parametrize("kind", ["launcher", "sidecar"])
+@pytest.mark.parametrize("move", MOVES)
+def test_every_promise_is_kept_whenever_it_happens(move: str, kind: str) -> None:
+    """Each move at calls all over a sweep: between look and signal, and within a look."""
+    for number, instant in enumerate(range(0, MOST_CALLS, 5)):
+        play = Play(WHOLE)
+        try:
+            first, second = play.cast.workers
+            children = [play.kernel.fork(each) for each in (first, second)]
+            assert all(children)
+            is_launcher = kind == "launcher"
+            view = play.cast.as_launcher() if is_launcher else play.cast.as_sidecar()
+            play.begin(view, POLITE)
+            play.finish([(instant, move, number)])
+        finally:
+            play.close()

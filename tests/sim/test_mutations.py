@@ -123,12 +123,49 @@ FAULTS = {
         SWEEPER, "if self._living.isdisjoint(left):", "if False:"
     ),
     "a container is used whoever is in it": Fault(
-        CONTAINMENT, "within is None or not within <= frozenset(step.living)", "within is None"
+        CONTAINMENT, " or not within <= frozenset(step.living)", ""
+    ),
+    "who is frozen is not looked at again": Fault(
+        CONTAINMENT,
+        "or not within <= frozenset(step.living)",
+        "or not (state.frozen or within <= frozenset(step.living))",
+    ),
+    "a container is not frozen": Fault(
+        SWEEPER, "Containment.HOLD: self._container.freeze,", "Containment.HOLD: lambda: True,"
+    ),
+    "what the kernel refuses counts as done": Fault(
+        SWEEPER, "if act[plan.action]():", "if [act[plan.action]()]:"
+    ),
+    "who came later is not reckoned with": Fault(
+        CONTAINMENT, "if target.born_until is None:", "if True:"
+    ),
+    "a number that was listed means whoever has it": Fault(
+        CONTAINMENT, "name.start < listing.begun_at", "True"
+    ),
+    "a number that was listed means whoever got it in that tick": Fault(
+        CONTAINMENT, "name.start < listing.begun_at", "name.start <= listing.begun_at"
+    ),
+    "who was born in the tick of the list is left out": Fault(
+        CONTAINMENT, "name.start == listing.begun_at", "False"
     ),
     "a container is left frozen": Fault(
         SWEEPER, "            self._container.thaw()\n", "            pass\n"
     ),
     "a container is not used": Fault(CONTAINMENT, "if Sig.STOP in sigs:", "if False:"),
+    "who went out before the freeze counts as held": Fault(
+        CONTAINMENT, "left, outlived = state.frozen & outside,", "left, outlived = frozenset(),"
+    ),
+    "who went out before the kill counts as killed": Fault(
+        CONTAINMENT,
+        "state.frozen & outside, state.killed & outside",
+        "state.frozen & outside, frozenset()",
+    ),
+    "who was let go is reported as ended": Fault(
+        PLANNER, "    if not left:\n        return state\n", "    return state\n"
+    ),
+    "who was let go stays stopped": Fault(
+        PLANNER, "if name not in kept.members and Sig.STOP in member.sent", "if False"
+    ),
     "marks are not looked at": Fault(
         MEMBERSHIP, 'return "mark" if is_marked else', 'return "mark" if False else'
     ),
@@ -152,3 +189,11 @@ def test_a_fault_breaks_a_promise(name: str) -> None:
     """No fault in the kill order goes unnoticed."""
     with pytest.raises((PromiseError, ValueError)):
         play_everything(Copies(FAULTS[name]))
+
+
+def test_a_fault_whose_text_is_gone_is_told() -> None:
+    """A text that was rewritten does not make its fault pass for caught."""
+    with pytest.raises(AssertionError, match="0 times, not once"):
+        Copies(Fault(PLANNER, "a text that nobody wrote", ""))
+    with pytest.raises(AssertionError, match="no copy"):
+        Copies(Fault("safepool.pool", "import", ""))

@@ -7,12 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safepool.core import planner
-from safepool.core.containment import ContainerState, Containment, Listing, inside, plan, refused
+from safepool.core.containment import (
+    ContainerState,
+    Containment,
+    Listing,
+    doubtful,
+    inside,
+    may_hide_others,
+    needless,
+    plan,
+    refused,
+)
 from safepool.core.identity import Incarnation, ProcessRow, Snapshot
 from safepool.core.lineage import detached_tag, tag_of
 from safepool.core.membership import find_members
-from safepool.core.planner import Sig, Step, Target
+from safepool.core.planner import Sig, Signal, Step, Target
 from safepool.core.policy import StopPolicy
+from safepool.core.values import replace
 
 RUN = "0123456789abcdef0123456789abcdef"
 SWEEPER = Incarnation(5, 5)
@@ -45,7 +56,7 @@ class Sweeping:
     def look(self, snapshot: Snapshot, now: float) -> tuple[Containment | None, set[int]]:
         """One step; what is done to the container, and who gets a signal of his own."""
         self.step = planner.advance(self.state, snapshot, now)
-        planned = plan(self.container, self.step, snapshot)
+        planned = self.planned = plan(self.container, self.step, snapshot)
         self.state, self.container = self.step.state, planned.state
         for each in planned.let_go:
             self.state = planner.note_unsent(self.state, planner.Signal(each, Sig.STOP))
@@ -140,6 +151,72 @@ def test_a_list_means_only_who_was_there_when_it_was_read() -> None:
         12: ProcessRow(12, 900, 5),
     }
     assert inside(Listing(frozenset({10, 11, 12, 13}), 500), rows) == {name(10)}
+
+
+def test_who_was_born_in_the_tick_of_the_list_may_have_got_a_listed_pid() -> None:
+    """Before the list or after it: the start time does not tell, so it is neither in nor out."""
+    listing, rows = Listing(frozenset({10, 11, 12}), 11), {pid: row(pid) for pid in (10, 11, 12)}
+    assert inside(listing, rows) == {name(10)}
+    assert doubtful(listing, rows) == {name(11)}
+
+
+def test_one_that_has_gone_meanwhile_may_have_left_somebody_there() -> None:
+    """Of a dead run, where not all that is inside belongs."""
+    listing, late = Listing(frozenset({10, 11}), 500), Target(run_id=RUN, born_until=80)
+    assert may_hide_others(listing, frozenset({name(10)}), late)
+    assert not may_hide_others(listing, frozenset({name(10), name(11)}), late)
+    assert not may_hide_others(listing, frozenset({name(10)}), Target(run_id=RUN))
+
+
+def test_who_went_out_before_the_freeze_is_held_by_a_signal() -> None:
+    """It was in the list, but the freeze has not met it."""
+    sweep = Sweeping()
+    rows = [row(10), row(11)]
+    assert sweep.look(seen(*rows, within={10, 11}), 0.0) == (Containment.HOLD, set())
+    after = seen(*rows, within={10})
+    assert sweep.look(after, 0.0) == (None, set())
+    assert sweep.look(after, 0.0) == (None, {11})
+    assert sweep.sigs() == {Sig.STOP}
+    assert sweep.look(after, 0.0) == (None, set())
+    assert sweep.look(after, 0.0) == (Containment.KILL, {11})
+
+
+def test_who_went_out_before_the_kill_is_killed_by_a_signal() -> None:
+    """A late sweeper freezes nothing, so a member can leave between list and kill."""
+    sweep = Sweeping()
+    rows = [row(10), row(11)]
+    assert sweep.look(seen(*rows, within={10, 11}), 0.9) == (Containment.KILL, set())
+    sweep.look(seen(row(11), within=set()), 0.9)
+    assert sweep.planned.outlived == {name(11)}
+    sweep.look(seen(row(11), within=set()), 0.9)
+    assert not sweep.planned.outlived
+
+
+def test_who_only_stood_still_with_the_others_needs_no_waking() -> None:
+    """It was let go and the container is thawed; it never got a SIGSTOP."""
+    sweep = Sweeping()
+    sweep.look(seen(row(10), row(11), within={10, 11}), 0.0)
+    held = sweep.container
+    free = row(11, tag=detached_tag(RUN))
+    action, _ = sweep.look(seen(row(10), free, within={10, 11}), 0.0)
+    assert action is Containment.RELEASE
+    assert Signal(name(11), Sig.CONT) in sweep.step.signals
+    assert needless(held, sweep.step) == {name(11)}
+
+
+def test_nothing_stays_frozen_when_all_have_gone_out() -> None:
+    """An empty container is thawed: who is moved in later must not stand still."""
+    sweep = Sweeping()
+    assert sweep.look(seen(row(10), within={10}), 0.0) == (Containment.HOLD, set())
+    assert sweep.look(seen(row(10), within=set()), 0.0) == (Containment.RELEASE, set())
+    assert not sweep.container.frozen
+
+
+def test_a_container_that_may_hide_others_is_not_used() -> None:
+    """Signals go to those who were seen."""
+    sweep = Sweeping()
+    look = replace(seen(row(10), within={10}), hides_others=True)
+    assert sweep.look(look, 0.0) == (None, {10})
 
 
 def test_being_inside_is_a_witness_for_those_born_in_the_life_of_the_run() -> None:

@@ -374,6 +374,15 @@ def test_a_spared_pid_without_start_time_spares_whoever_has_it() -> None:
     assert asked(target, row(10, 5)) == []
 
 
+def test_who_was_held_when_it_was_let_go_is_woken() -> None:
+    """By the one that has stopped it; nobody else would, since it is nobody's now."""
+    step = first(Target(roots=names(10)), row(10, 5), row(20, 10), policy=StopPolicy(0.0, 1.0))
+    assert ("STOP", 20) in sent(step)
+    step = advance(step.state, look(row(10, 5), row(20, 10, tag=detached_tag(RUN))), 100.1)
+    assert ("CONT", 20) in sent(step)
+    assert 20 not in {pid for _, pid in sent(advance(step.state, look(row(10, 5)), 100.2))}
+
+
 def test_what_was_let_go_is_never_signalled_nor_what_it_has_started() -> None:
     """By whichever way it would belong: as root, child, bearer of tag and mark, or seen before."""
     gone: dict[str, Any] = {"tag": detached_tag(RUN), "mark": extend(None, RUN, 1)}

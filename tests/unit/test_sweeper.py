@@ -253,6 +253,26 @@ def test_a_look_that_fails_proves_nobody_dead() -> None:
     assert {process.incarnation.pid for process in sweep.report.ended} == {10, 11, 12}
 
 
+@pytest.mark.parametrize("pids", [(), (10,), (10, 11)])
+def test_a_blind_sweep_looks_at_its_pace(pids: tuple[int, ...]) -> None:
+    """However often it is called, and whether nobody was seen yet or all who were are dead."""
+    stand = Stand(*pids)
+    sweep = stand.sweep()
+    if pids:
+        sweep.advance()
+    stand.is_blind = True
+    for pid in pids:
+        stand.end(pid)
+    for _ in range(50):
+        sweep.advance()
+    assert stand.looks <= 2
+    stand.clock += 0.1
+    for _ in range(50):
+        sweep.advance()
+    assert 2 <= stand.looks <= 3
+    sweep.close()
+
+
 def test_a_sweep_that_can_never_look_again_ends_all_the_same() -> None:
     """After half a minute it reports whom it had seen as stuck, and lets its caller go on."""
     stand = Stand(10)
