@@ -28,6 +28,8 @@ KEEP: Any = object()
 _LEAST_WINDOW = 256
 """Items of an imap that may be read ahead of the consumer, if not more are needed to keep
 all workers at work."""
+_WIDEST_WINDOW = 8192
+"""The same while thousands of results a second are consumed."""
 
 
 class Calls:
@@ -67,7 +69,8 @@ class Calls:
             on_worker_lost: "fail", only the task that the lost worker ran fails; "abort",
                 the pool ends and all its tasks fail.
             max_pending: items that an imap may have read from its input and not yet handed
-                out; None: 256, or more if that is needed to keep all workers at work.
+                out; None: 256, or more if that is needed to keep all workers at work, up to
+                8192 while results are consumed by the thousands a second.
 
         With ``timeout`` or ``retries`` the items of a map travel one by one, whatever
         ``chunksize`` says. A view of a view has the options of both.
@@ -221,10 +224,11 @@ class Calls:
         checked_chunksize(chunksize)
         if self._options.is_for_items:
             chunksize = 1
-        window = self._options.max_pending
+        window = widest = self._options.max_pending
         if window is None:
             window = max(_LEAST_WINDOW, 4 * pool._processes * chunksize)
-        stream = Stream(window, ordered=ordered)
+            widest = max(window, _WIDEST_WINDOW)
+        stream = Stream(window, widest or window, ordered=ordered)
         try:
             body = payload.dumps_function(func, by_value=pool._by_value)
             iterator = iter(iterable)

@@ -1,4 +1,4 @@
-"""One worker as its owner sees it: the process, the socket, the claims, the page.
+"""One worker as its owner sees it: the process, the socket, the page.
 
 Does the input and output that the engine asks for and decides nothing. All
 descriptors are non-blocking at this end; what does not fit into the socket waits in
@@ -19,7 +19,7 @@ from collections import deque
 from typing import Protocol
 
 from safepool.core import frames
-from safepool.host import own
+from safepool.host import barrier, own
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
@@ -79,26 +79,20 @@ class Channel:
         self.retiring = False
         self.init_failed = False
         self.open = True
+        self.has_barrier = False
         self._out: deque[memoryview] = deque()
         self._decoder = frames.Decoder()
         with contextlib.ExitStack() as undo:
             self.socket, theirs = socket.socketpair()
             undo.callback(self.socket.close)
             with theirs:
-                claims_out, self._claims_in = os.pipe()
-                undo.callback(os.close, self._claims_in)
-                self._claims_out = claims_out
-                undo.callback(os.close, claims_out)
-                # Both ends of ours: reading is how a claim is taken back.
-                os.set_blocking(claims_out, False)
-                os.set_blocking(self._claims_in, False)
                 page_fd = own.unnamed_file("safepool-page")
                 try:
                     size = frames.PAGE_BYTES + frames.LAST_WORDS_BYTES
                     os.ftruncate(page_fd, size)
                     self._page = mmap.mmap(page_fd, size)
                     undo.callback(self._page.close)
-                    socket.send_fds(self.socket, [b"\0"], [claims_out, page_fd])
+                    socket.send_fds(self.socket, [b"\0"], [page_fd])
                 finally:
                     os.close(page_fd)
                 self.socket.setblocking(False)
@@ -107,8 +101,8 @@ class Channel:
             self.sentinel = self.process.sentinel
             undo.pop_all()
 
-    def offer(self, parts: list[bytes], numbers: list[int]) -> bool:
-        """Send frames, then the claims for them; False if not everything could be sent yet."""
+    def send(self, parts: list[bytes]) -> bool:
+        """Send frames; False if not everything could be sent yet."""
         small: list[bytes] = []
         for part in parts:
             if len(part) < _JOIN_SMALLER:
@@ -118,19 +112,11 @@ class Channel:
                 small = []
                 self._out.append(memoryview(part))
         self._queue(small)
-        done = self.flush()
-        # Claims go out even if the data does not fit: the worker reads it once it has one.
-        if numbers:
-            self.claim(numbers)
-        return done
+        return self.flush()
 
     def _queue(self, small: list[bytes]) -> None:
         if small:
             self._out.append(memoryview(b"".join(small)))
-
-    def claim(self, numbers: list[int]) -> None:
-        """Put task numbers on offer. There are never so many that the pipe is full."""
-        os.write(self._claims_in, frames.claims(numbers))
 
     def flush(self) -> bool:
         """Send what waits, as far as it goes without waiting; True when nothing is left."""
@@ -167,16 +153,23 @@ class Channel:
             return []
         return self._decoder.feed(data)
 
-    def take_claims(self) -> list[int]:
-        """Take back all claims that the worker has not read."""
-        try:
-            data = os.read(self._claims_out, frames.PAGE_BYTES)
-        except BlockingIOError:
-            return []
-        return frames.split_claims(data)
+    def recall(self, number: int) -> frames.Page:
+        """Have nothing begun any more of the tasks up to ``number``; return what the worker is at.
+
+        What it is at goes on, if it has begun: it answers for that item, or with STOPPED.
+        """
+        with memoryview(self._page) as page:
+            frames.recall(page, number)
+            return frames.read_live_page(page, self._barrier)
+
+    def _barrier(self) -> None:
+        if self.has_barrier:
+            barrier.everywhere()
+        else:
+            barrier.pause()
 
     def page(self) -> frames.Page:
-        """What the worker has committed to the page."""
+        """What the worker has committed to the page; it is dead."""
         with memoryview(self._page) as page:
             return frames.read_page(page)
 
@@ -202,5 +195,3 @@ class Channel:
         self._out.clear()
         self.socket.close()
         self._page.close()
-        os.close(self._claims_in)
-        os.close(self._claims_out)

@@ -14,24 +14,18 @@ from __future__ import annotations
 import itertools
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from safepool import payload
+from safepool import sender
 from safepool.channel import Channel, WorkerProcess, WorkerSource
 from safepool.core import frames
 from safepool.core.commands import Lost, Occupant
 from safepool.core.ledger import Ledger
+from safepool.deliveries import Deliveries, Travelling
 from safepool.errors import InitializerError, WorkerLostError
+from safepool.groups import CallGroup, Functions, Group, ItemGroup, calls_of
 from safepool.host import vitals
-from safepool.jobs import (
-    PLAIN,
-    Chunk,
-    Job,
-    Jobs,
-    note_unreadable,
-    unpack_error,
-    unreadable,
-)
+from safepool.jobs import PLAIN, Chunk, Job, Jobs, note_unreadable, unpack_error
 from safepool.limits import Limits
 from safepool.losses import Losses, traceback_in
 from safepool.stats import PoolStats, WorkerStats
@@ -48,15 +42,23 @@ def _ignore(_error: BaseException) -> None:
 class Crew:
     """The workers and their channels, by the worker's number."""
 
-    def __init__(self, source: WorkerSource, ledger: Ledger[Chunk], watch: Watch) -> None:
+    def __init__(
+        self,
+        source: WorkerSource,
+        ledger: Ledger[Travelling],
+        watch: Watch,
+        functions: Functions,
+    ) -> None:
+        self.functions = functions
         self.processes: list[WorkerProcess] = []
         self.jobs = Jobs(self._forget_function)
         self._source = source
         self._ledger = ledger
         self._watch = watch
         self.limits = Limits(self, ledger)
+        self.deliveries = Deliveries(self.jobs, ledger)
         self.on_abort: Callable[[BaseException], None] = _ignore
-        self._done = self._failed = self._lost = self._retried = 0
+        self._lost = self._retried = 0
         self._channels: dict[int, Channel] = {}
         self._numbers = itertools.count(1)
         self._init_error: BaseException | None = None
@@ -100,13 +102,14 @@ class Crew:
 
     # Tasks
 
-    def send(self, worker: int, units: list[Chunk]) -> None:
-        """Offer tasks to a worker, with the functions that it does not have yet."""
+    def send(self, worker: int, units: list[Travelling]) -> None:
+        """Send tasks to a worker, with the functions that it does not have yet."""
         channel = self._channels[worker]
-        parts = [frames.header(frames.FORGET, 0, number, 0, 0) for number in channel.stale]
-        channel.stale.clear()
-        numbers: list[int] = []
+        parts = sender.forgotten(channel)
         for unit in units:
+            if isinstance(unit, CallGroup):
+                parts += self._of_calls(worker, unit)
+                continue
             job = self.jobs.find(unit.job)
             if job is not None and not job.sink.begin():
                 self.jobs.forget(job)
@@ -115,23 +118,44 @@ class Crew:
                 # It was cancelled, or the input of its map failed: nobody waits for the answer.
                 self._ledger.answered(worker, unit)
                 continue
-            if job.kind != frames.CALL and job.number not in channel.functions:
-                channel.functions.add(job.number)
-                size = len(job.body)
-                kind = frames.FUNCTION | (frames.AGAIN if job.by_value else 0)
-                parts += (frames.header(kind, 0, job.number, 0, size), job.body)
+            parts += sender.function(channel, job)
+            if isinstance(unit, ItemGroup):
+                unit.prepare()
+                parts += sender.group(unit)
+                continue
+            assert isinstance(unit, Chunk)
             if job.options is not PLAIN:
                 self.limits.sent(worker, unit, job)
-            kind = job.kind | unit.again
-            size = len(unit.body)
-            parts += (frames.header(kind, unit.number, unit.job, unit.done, size), unit.body)
-            numbers.append(unit.number)
-        if not channel.offer(parts, numbers):
+            parts += sender.chunk(unit, job)
+        if parts and not channel.send(parts):
             self._watch.writable_too(channel.socket.fileno(), wanted=True)
 
+    def _of_calls(self, worker: int, unit: CallGroup) -> list[bytes]:
+        unit.prepare()
+        if not unit.items:
+            self._ledger.answered(worker, unit)
+            return []
+        try:
+            return sender.group(unit)
+        except Exception:
+            # A function is not where it was any more.
+            self._break_up(worker, unit)
+            return []
+
     def take_back(self, worker: int) -> None:
-        """Take back what a worker has not begun."""
-        self._ledger.taken_back(worker, self._channels[worker].take_claims())
+        """Take back what a worker has not begun, and take what it has finished."""
+        channel = self._channels[worker]
+        page = channel.recall(self._ledger.last_number)
+        # What it has sent is not in the page any more.
+        self.hear(worker)
+        self._take_page(channel, page)
+        self._ledger.taken_back(worker, page.number)
+
+    def _take_page(self, channel: Channel, page: frames.Page) -> None:
+        unit = self._ledger.unit(channel.worker, page.number)
+        if unit is not None:
+            bodies = frames.records(page.body)
+            self.deliveries.take_values(channel.worker, unit, page.item, bodies)
 
     def pid(self, worker: int) -> int:
         """The number of a worker's process."""
@@ -152,7 +176,8 @@ class Crew:
         channel = self._channels[worker]
         channel.retiring = True
         self._source.retiring(channel.process)
-        channel.claim([frames.QUIT])
+        if not channel.send([frames.header(frames.QUIT, 0, 0, 0, 0)]):
+            self._watch.writable_too(channel.socket.fileno(), wanted=True)
 
     def _forget_function(self, job: Job) -> None:
         """A job is complete; workers drop its function with the next thing that they get."""
@@ -185,49 +210,39 @@ class Crew:
         return answers is not None
 
     def _on_answer(self, channel: Channel, frame: frames.Frame) -> None:
-        if frame.kind == frames.READY:
-            self._ledger.ready(channel.worker, time.monotonic())
+        worker, kind = channel.worker, frame.kind
+        if kind == frames.READY:
+            channel.has_barrier = bool(frame.job)
+            self._ledger.ready(worker, time.monotonic())
             return
-        if frame.kind == frames.INIT_FAILED:
+        if kind == frames.INIT_FAILED:
             channel.init_failed = True
             self._init_error = unpack_error(frame.body)
             return
-        unit = self._ledger.unit(channel.worker, frame.number)
+        unit = self._ledger.unit(worker, frame.number)
         if unit is None:
             return
-        if frame.kind == frames.VALUE:
-            self._take_values(channel, unit, 0, ((frame.body, 1),))
-        elif frame.kind == frames.VALUES:
-            self._take_values(channel, unit, frame.item, frames.records(frame.body))
-        elif frame.kind != frames.BY_VALUE or not self._send_by_value(channel, unit):
-            error = unpack_error(frame.body)
-            self._ledger.answered(channel.worker, unit)
+        if kind == frames.VALUE:
+            self.deliveries.take_values(worker, unit, frame.item, ((frame.body, 1),))
+        elif kind == frames.VALUES:
+            self.deliveries.take_values(worker, unit, frame.item, frames.records(frame.body))
+        elif kind == frames.STOPPED:
+            self._ledger.handed_back(worker, unit)
+        elif kind != frames.BY_VALUE or not self._send_by_value(channel, unit):
+            self._on_error(worker, unit, unpack_error(frame.body), is_tasks=kind == frames.ERROR)
+
+    def _on_error(
+        self, worker: int, unit: Travelling, error: BaseException, *, is_tasks: bool
+    ) -> None:
+        if isinstance(unit, Chunk):
             job = self.jobs.find(unit.job)
             if self.limits.tries_again(unit, job, error, is_loss=False):
+                self._ledger.progressed(worker, 1, tasks=1)
+                self._ledger.answered(worker, unit)
                 self._retried += 1
-            else:
-                is_tasks = frame.kind == frames.ERROR
-                unit.fail(frame.item, error if is_tasks else note_unreadable(error))
-                self._deliver(unit)
-
-    def _take_values(
-        self, channel: Channel, unit: Chunk, item: int, bodies: Iterable[tuple[bytes, int]]
-    ) -> None:
-        place = item
-        for body, times in bodies:
-            place += times
-            new = place - unit.done
-            if new <= 0:
-                continue  # Known already: it was in the socket as well as in the page.
-            try:
-                # More than one only of what cannot be changed: they may be one object.
-                unit.values += [payload.loads(body)] * new
-            except BaseException as error:
-                unit.fail(unit.done, unreadable(error, "a result", ""))
-            unit.done = place
-        if unit.done >= unit.size:
-            self._ledger.answered(channel.worker, unit)
-            self._deliver(unit)
+                return
+        error = error if is_tasks else note_unreadable(error)
+        self.deliveries.take_error(worker, unit, error)
 
     def stats(self) -> PoolStats:
         """A picture of this moment."""
@@ -235,9 +250,9 @@ class Crew:
         occupants = self._ledger.occupants()
         return PoolStats(
             self._ledger.queued(),
-            sum(bool(one.job) for one in occupants),
-            self._done,
-            self._failed,
+            sum(one.unit is not None for one in occupants),
+            self.deliveries.done,
+            self.deliveries.failed,
             self._lost,
             self._retried,
             tuple(self._stats_of(one, now) for one in occupants),
@@ -245,21 +260,18 @@ class Crew:
 
     def _stats_of(self, one: Occupant, now: float) -> WorkerStats:
         pid = self._channels[one.worker].pid
-        job = self.jobs.find(one.job)
+        unit = one.unit
+        job = None if unit is None else self.deliveries.job_at(unit, unit.done)
         name = job.name() if job else ""
-        busy = "busy" if one.job else "idle"
+        busy = "busy" if unit else "idle"
         state = "leaving" if one.is_retiring else busy if one.is_ready else "starting"
-        since = now - one.since if one.job else None
+        since = now - one.since if unit else None
         return WorkerStats(pid, state, name, since, vitals.memory(pid))
 
-    def _deliver(self, unit: Chunk) -> None:
-        failed = len(unit.errors or ())
-        self._failed += failed
-        self._done += len(unit.values) - failed
-        self.jobs.deliver(unit.job, unit.index, unit.size, unit.values, unit.errors)
-
-    def _send_by_value(self, channel: Channel, unit: Chunk) -> bool:
+    def _send_by_value(self, channel: Channel, unit: Travelling) -> bool:
         """Queue a task again whose names its worker does not know; once, and if we can."""
+        if isinstance(unit, Group):
+            return self._break_up(channel.worker, unit)
         job = self.jobs.find(unit.job)
         if job is None:
             return False
@@ -269,8 +281,27 @@ class Crew:
         if job.by_value and not was_by_value:
             for other in self._channels.values():
                 other.functions.discard(job.number)
-        self._ledger.bounced(channel.worker, unit)
         unit.nbytes = max(unit.nbytes, len(unit.body))
+        self._ledger.bounced(channel.worker, unit.number, [unit])
+        return True
+
+    def _break_up(self, worker: int, unit: Group) -> bool:
+        """A group cannot go as it is: queue each of its tasks for itself, in its place."""
+        chunks: list[Travelling] = []
+        if isinstance(unit, CallGroup):
+            for call in calls_of([unit]):
+                self.functions.forget(call.function)
+                try:
+                    chunks.append(call.alone(by_value=self.functions.by_value))
+                except Exception as error:
+                    call.is_over = True
+                    call.sink.put(0, 1, [None], {0: error})
+                else:
+                    self.jobs.add(call)
+        elif isinstance(unit, ItemGroup):
+            job = self.jobs.find(unit.job)
+            chunks += unit.alone(job) if job else []
+        self._ledger.bounced(worker, unit.number, chunks)
         return True
 
     # Endings
@@ -282,13 +313,11 @@ class Crew:
         while channel.open and self._read(channel):
             pass
         page = channel.page()
-        unit = self._ledger.unit(channel.worker, page.number)
-        if unit is not None:
-            self._take_values(channel, unit, page.item, frames.records(page.body))
+        self._take_page(channel, page)
         process = channel.process
         process.join(_REAP)
         self._last_death = self._losses.describe(channel.pid, process.exitcode)
-        lost = self._ledger.lost(channel.worker, channel.take_claims())
+        lost = self._ledger.lost(channel.worker, page.number)
         if lost is not None:
             self._charge(channel, lost)
         del self._channels[channel.worker]
@@ -296,28 +325,34 @@ class Crew:
         channel.close()
         self.limits.buried(channel.worker)
 
-    def _charge(self, channel: Channel, lost: Lost[Chunk]) -> None:
+    def _charge(self, channel: Channel, lost: Lost[Travelling]) -> None:
         """Put a worker's end down to the item that it ran."""
         unit = lost.unit
-        job = self.jobs.find(unit.job)
+        job = self.deliveries.job_at(unit, lost.item)
         error = self.limits.verdict(channel.worker, unit.number)
         is_loss = error is None
         if error is None:
-            code, name = channel.process.exitcode, job.name() if job else "its task"
-            where = f" (item {lost.item} of chunk {unit.index})" if unit.size > 1 else ""
-            message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
-            trace = traceback_in(channel.last_words(), code)
-            message += f"\n{trace}" if trace else ""
-            error = WorkerLostError(message, channel.pid, code, name, unit.attempts + 1, trace)
+            error = self._loss(channel, unit, lost.item, job)
         self._lost += is_loss
-        if self.limits.tries_again(unit, job, error, is_loss=is_loss):
+        if isinstance(unit, Chunk) and self.limits.tries_again(unit, job, error, is_loss=is_loss):
             self._retried += 1
             return
-        unit.fail(lost.item, error)
-        if lost.complete:
-            self._deliver(unit)
+        self.deliveries.take_loss(unit, lost.item, error, is_last=lost.complete)
         if is_loss and job is not None and job.options.on_worker_lost == "abort":
             self.on_abort(error)
+
+    def _loss(
+        self, channel: Channel, unit: Travelling, item: int, job: Job | None
+    ) -> WorkerLostError:
+        """Say which task is lost, with whom, and why."""
+        code, name = channel.process.exitcode, job.name() if job else "its task"
+        is_one_of_many = job is not None and job.kind != frames.CALL
+        where = f" (item {unit.first + item})" if is_one_of_many else ""
+        message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
+        trace = traceback_in(channel.last_words(), code)
+        message += f"\n{trace}" if trace else ""
+        attempts = unit.attempts + 1 if isinstance(unit, Chunk) else 1
+        return WorkerLostError(message, channel.pid, code, name, attempts, trace)
 
     def signal_all(self, *, force: bool = False) -> None:
         """Ask for the end of all workers and their trees; any thread may do it."""

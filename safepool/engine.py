@@ -31,7 +31,9 @@ from safepool.core.commands import Break, Command, Finish, Retire, Send, Start, 
 from safepool.core.ledger import Ledger
 from safepool.core.policy import DEFAULT_KILL_TIMEOUT
 from safepool.crew import Crew
+from safepool.deliveries import Travelling
 from safepool.errors import PoolTerminatedError
+from safepool.groups import Call, CallGroup, Functions, Pile, calls_of
 from safepool.jobs import PLAIN, Chunk, Job, fresh
 from safepool.latch import Latch
 from safepool.loop import signals_blocked
@@ -62,15 +64,21 @@ class Engine:
     """
 
     def __init__(
-        self, source: WorkerSource, processes: int, lifetime: int | None, grace: float
+        self,
+        source: WorkerSource,
+        processes: int,
+        lifetime: int | None,
+        grace: float,
+        functions: Functions,
     ) -> None:
         self.broken: BaseException | None = None
         self._size = processes
         self._patience = grace + DEFAULT_KILL_TIMEOUT + _SLACK
         self._inbox = Inbox()
         self._watch = Watch()
-        self._ledger: Ledger[Chunk] = Ledger(processes, lifetime)
-        self._crew = Crew(source, self._ledger, self._watch)
+        self._ledger: Ledger[Travelling] = Ledger(processes, lifetime)
+        self._crew = Crew(source, self._ledger, self._watch, functions)
+        self._calls: list[Call] = []
         self._crew.on_abort = self._abort
         self._limits = self._crew.limits
         self._jobs = self._crew.jobs
@@ -114,6 +122,15 @@ class Engine:
         """Run a job of one chunk."""
         self._post(self._on_job, job, chunk)
 
+    def call(self, call: Call) -> None:
+        """Run a call, alone or with others."""
+        if not self._inbox.put(self._on_call, call):
+            self._refuse_rest()
+
+    def notice(self, pile: Pile) -> None:
+        """Run the items that are on the pile of an open job."""
+        self._post(self._on_pile, pile)
+
     def open(self, job: Job) -> None:
         """Begin a job whose chunks follow with ``add`` and end with ``input_ended``."""
         self._post(self._on_open, job)
@@ -122,13 +139,13 @@ class Engine:
         """Run one more chunk of an open job."""
         self._post(self._on_chunk, chunk)
 
-    def add_failed(self, job: Job, index: int, size: int, error: BaseException) -> None:
+    def add_failed(self, job: Job, first: int, size: int, error: BaseException) -> None:
         """A chunk of an open job that cannot be sent has this outcome instead."""
-        self._post(self._jobs.deliver, job.number, index, size, [None], {0: error})
+        self._post(self._jobs.deliver, job.number, first, size, [None], {0: error})
 
-    def input_ended(self, job: Job, chunks: int, error: BaseException | None) -> None:
-        """An open job had so many chunks, and then the input raised ``error`` (None: ended)."""
-        self._post(self._on_input_ended, job, chunks, error)
+    def input_ended(self, job: Job, items: int, error: BaseException | None) -> None:
+        """An open job had so many items, and then the input raised ``error`` (None: ended)."""
+        self._post(self._on_input_ended, job, items, error)
 
     def refuse(self, sink: Sink, error: BaseException) -> None:
         """Fail a job that was never submitted; its callbacks run where others do."""
@@ -212,7 +229,7 @@ class Engine:
                 arguments[2].put(False)
             elif handler == self._on_stats:
                 handler(*arguments)
-            elif handler in (self._on_job, self._on_open):
+            elif handler in (self._on_job, self._on_open, self._on_call):
                 arguments[0].sink.fail(self._end_error(), tell=False)
 
     def _end_error(self) -> BaseException:
@@ -241,10 +258,7 @@ class Engine:
 
     def _turn(self) -> None:
         """Once round: events, decisions, waiting, input."""
-        for handler, arguments in self._inbox.take():
-            handler(*arguments)
-        # Nothing of a task may be kept while waiting.
-        handler = arguments = None  # type: ignore[assignment]
+        self._take_events()
         self._advance()
         self._jobs.wake_sinks()
         if self._finished:
@@ -255,6 +269,20 @@ class Engine:
         self._limits.carry_out()
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._force()
+
+    def _take_events(self) -> None:
+        """Calls that came one behind the other go into one group."""
+        on_call = self._on_call
+        for handler, arguments in self._inbox.take():
+            if self._calls and handler != on_call:
+                self._submit_calls()
+            handler(*arguments)
+        if self._calls:
+            self._submit_calls()
+
+    def _submit_calls(self) -> None:
+        calls, self._calls = self._calls, []
+        self._ledger.submitted([CallGroup(calls)])
 
     def _next_look(self) -> float | None:
         """Seconds until something is to be done although nothing comes in; None: never."""
@@ -272,7 +300,7 @@ class Engine:
             for command in commands:
                 self._carry_out(command)
 
-    def _carry_out(self, command: Command[Chunk]) -> None:
+    def _carry_out(self, command: Command[Travelling]) -> None:
         if isinstance(command, Send):
             self._crew.send(command.worker, command.units)
         elif isinstance(command, TakeBack):
@@ -294,6 +322,17 @@ class Engine:
         if self._admit(job):
             self._ledger.submitted([chunk])
 
+    def _on_call(self, call: Call) -> None:
+        if self._stopped.is_set():
+            call.sink.fail(self._end_error(), tell=False)
+        else:
+            self._calls.append(call)
+
+    def _on_pile(self, pile: Pile) -> None:
+        group = pile.take()
+        if group.items and self._jobs.find(group.job) is not None:
+            self._ledger.submitted([group])
+
     def _on_open(self, job: Job) -> None:
         if self._admit(job):
             self._ledger.source_opened()
@@ -313,9 +352,9 @@ class Engine:
         if self._jobs.find(chunk.job) is not None:
             self._ledger.submitted([chunk])
 
-    def _on_input_ended(self, job: Job, chunks: int, error: BaseException | None) -> None:
+    def _on_input_ended(self, job: Job, items: int, error: BaseException | None) -> None:
         if self._jobs.find(job.number) is not None:
-            self._jobs.input_ended(job, chunks, error)
+            self._jobs.input_ended(job, items, error)
         if not self._stopped.is_set():
             self._ledger.source_ended()
 
@@ -357,7 +396,7 @@ class Engine:
 
     def _fail_all(self, *, tell: bool) -> None:
         self._stopped.set()
-        self._ledger.terminated()
+        self._jobs.fail_calls(calls_of(self._ledger.terminated()), self._end_error, tell=tell)
         self._jobs.fail_all(self._end_error, tell=tell)
 
     def _force(self) -> None:

@@ -254,7 +254,7 @@ class _FutureSink:
         return True
 
     def put(
-        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
         """Engine: the call is done."""
         if errors:
@@ -273,7 +273,7 @@ class _FutureSink:
         self._pool = None
         self._future.set_exception(_as_future_error(error))
 
-    def input_ended(self, units: int, error: BaseException | None) -> bool:
+    def input_ended(self, items: int, error: BaseException | None) -> bool:
         """Engine: there is one unit, always."""
         return False
 

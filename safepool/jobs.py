@@ -1,7 +1,7 @@
 """The jobs of a pool as its engine keeps them: what to send, and where answers go.
 
-A job is one call of a pool method. Its chunks travel; its sink (see results) collects
-what comes back. Also here: making exceptions of what workers sent.
+A job is one call of a pool method. Its chunks travel, or its items in groups (see groups);
+its sink (see results) collects what comes back. Also here: making exceptions of what workers sent.
 
 Called by: the engine and its crew, in the engine's thread; jobs and chunks are made
 by the pool and the feeder.
@@ -13,13 +13,13 @@ import copy
 import itertools
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from safepool import payload
 from safepool.core import frames
 from safepool.core.commands import Unit
-from safepool.core.ledger import ALONE
+from safepool.core.dealing import ALONE
 from safepool.core.options import TaskOptions
 from safepool.results import Sink
 
@@ -29,17 +29,27 @@ PLAIN = TaskOptions()
 _numbers = itertools.count(1)
 
 
+def new_number() -> int:
+    """A number that no other job has."""
+    return next(_numbers)
+
+
 class Job:
-    """One call of a pool method; ``body`` is its pickled function, empty for a single call."""
+    """One call of a pool method; ``body`` is its pickled function, empty for a single call.
+
+    ``is_over``: nobody waits for it any more.
+    """
 
     __slots__ = (
-        "body", "by_value", "function", "kind", "number", "options", "sink", "submitted_at"
+        "body", "by_value", "function", "is_over", "kind", "number", "options", "sink",
+        "submitted_at",
     )  # fmt: skip
 
     def __init__(
         self, sink: Sink, kind: int, function: Any, body: bytes, options: TaskOptions = PLAIN
     ) -> None:
-        self.number = next(_numbers)
+        self.number = new_number()
+        self.is_over = False
         self.sink = sink
         self.kind = kind
         self.function = function
@@ -54,19 +64,47 @@ class Job:
 
 
 class Chunk(Unit):
-    """A unit with its bytes and what came back; ``originals``: to pickle it again by value."""
+    """A call, or some items of a map whose bytes are one pickle, and what came back.
 
-    __slots__ = ("again", "attempts", "body", "errors", "originals", "strikes", "values")
+    ``base``: the position of its first item in ``body``, of which parts that were cut off
+    have the rest. ``originals``: to pickle it again by value.
+    """
 
-    def __init__(self, job: Job, index: int, size: int, body: bytes, originals: Any) -> None:
+    __slots__ = ("again", "attempts", "base", "body", "errors", "originals", "strikes", "values")
+
+    def __init__(
+        self,
+        job: Job,
+        first: int,
+        size: int,
+        body: bytes,
+        originals: Any,
+        *,
+        may_split: bool = False,
+    ) -> None:
         nbytes = len(body) if job.options.timeout is None else max(ALONE, len(body))
-        super().__init__(job.number, index, size, nbytes)
+        super().__init__(job.number, first, size, nbytes, may_split=may_split)
+        self._begin(body, originals)
+
+    def _begin(self, body: bytes, originals: Any) -> None:
         self.attempts = self.strikes = 0
+        self.base = 0
         self.body = body
         self.again = 0
         self.originals = originals
         self.values: list[Any] = []
         self.errors: dict[int, BaseException] | None = None
+
+    def split(self, at: int) -> Chunk:
+        """Cut it; both parts have all of the bytes."""
+        rest = Chunk.__new__(Chunk)
+        Unit.__init__(rest, self.job, self.first + at, self.size - at, self.nbytes, may_split=True)
+        rest._begin(self.body, self.originals)
+        rest.base = self.base + at
+        rest.again = self.again
+        rest.is_rest = self.is_rest
+        self.size = at
+        return rest
 
     def fail(self, item: int, error: BaseException) -> None:
         """Note the error of an item in the place of its value."""
@@ -114,22 +152,22 @@ class Jobs:
     def deliver(
         self,
         number: int,
-        index: int,
+        first: int,
         size: int,
         values: list[Any],
         errors: dict[int, BaseException] | None,
     ) -> None:
-        """Give the outcome of a chunk to its job, if that still waits for it."""
+        """Give the outcomes of items to their job, if that still waits for them."""
         job = self._jobs.get(number)
         if job is not None:
             self._touched.add(job.sink)
-            if job.sink.put(index, size, values, errors):
+            if job.sink.put(first, size, values, errors):
                 self.forget(job)
 
-    def input_ended(self, job: Job, chunks: int, error: BaseException | None) -> None:
-        """The job has so many chunks and no more."""
+    def input_ended(self, job: Job, items: int, error: BaseException | None) -> None:
+        """The job has so many items and no more."""
         self._touched.add(job.sink)
-        if job.sink.input_ended(chunks, error):
+        if job.sink.input_ended(items, error):
             self.forget(job)
 
     def wake_sinks(self) -> None:
@@ -149,12 +187,21 @@ class Jobs:
         jobs = list(self._jobs.values())
         self._jobs.clear()
         for job in jobs:
+            job.is_over = True
             job.sink.fail(error(), tell=tell)
+
+    @staticmethod
+    def fail_calls(calls: Sequence[Job], error: Callable[[], BaseException], *, tell: bool) -> None:
+        """End calls of groups, which are not in this book."""
+        for call in calls:
+            call.is_over = True
+            call.sink.fail(error(), tell=tell)
 
     def forget(self, job: Job) -> None:
         """Nobody waits for this job any more."""
-        del self._jobs[job.number]
-        self._forgotten(job)
+        job.is_over = True
+        if self._jobs.pop(job.number, None) is not None:
+            self._forgotten(job)
 
 
 def fresh(error: BaseException) -> BaseException:

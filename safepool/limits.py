@@ -14,8 +14,11 @@ from typing import Protocol
 from safepool.core.agenda import Agenda
 from safepool.core.ledger import Ledger
 from safepool.errors import TaskTimeoutError
+from safepool.groups import Group
 from safepool.jobs import Chunk, Job, Jobs
 from safepool.results import Sink
+
+Travelling = Chunk | Group
 
 _SOME = 1000
 """Deadlines of jobs that have ended, which may be kept."""
@@ -51,7 +54,7 @@ class _Condemned:
 class Limits:
     """For one crew and its ledger."""
 
-    def __init__(self, workers: Workers, ledger: Ledger[Chunk]) -> None:
+    def __init__(self, workers: Workers, ledger: Ledger[Travelling]) -> None:
         self._workers = workers
         self._ledger = ledger
         self._clocks: dict[int, tuple[float, int, Job]] = {}
@@ -119,18 +122,17 @@ class Limits:
     def end_job(self, job: Job, error: BaseException, *, kill: bool) -> bool:
         """End a job with ``error``, and the workers that run it; False if it is over already,
         or it has begun and ``kill`` is not wanted."""
-        jobs = self._workers.jobs
-        if jobs.find(job.number) is None:
+        if job.is_over:
             return False
         running = set()
-        for worker in self._ledger.holders(job.number):
-            self._workers.hear(worker)
+        for worker in self._ledger.holders(job):
             self._workers.take_back(worker)
-            if worker in self._ledger.holders(job.number):
+            if worker in self._ledger.holders(job):
                 running.add(worker)
-        if jobs.find(job.number) is None or (running and not kill):
+        # What was heard from the workers meanwhile may have been the job's end.
+        if self._is_over(job) or (running and not kill):
             return False
-        jobs.forget(job)
+        self._workers.jobs.forget(job)
         for worker in running:
             self._workers.end(worker)
         if running:
@@ -138,6 +140,10 @@ class Limits:
         else:
             job.sink.fail(error, tell=True)
         return True
+
+    @staticmethod
+    def _is_over(job: Job) -> bool:
+        return job.is_over
 
     def buried(self, worker: int) -> None:
         """A worker and its tree are gone."""

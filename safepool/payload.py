@@ -159,6 +159,11 @@ def dumps_items(items: tuple[Any, ...], first: int, *, by_value: bool) -> bytes:
         return _named(items, f"the items from {first} on", by_value)
 
 
+def dumps_item(item: Any, place: int, *, by_value: bool) -> bytes:
+    """Pickle one item of a map; ``place`` is its position, for messages."""
+    return _named(item, f"item {place}", by_value)
+
+
 def _named(value: Any, what: str, by_value: bool) -> bytes:
     """Pickle one part of a task, with an error that names the part."""
     try:

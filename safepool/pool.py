@@ -27,6 +27,7 @@ from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
 from safepool.core.policy import DEFAULT_GRACE, OnOwnerDeath, Strays, checked_policy
 from safepool.engine import Engine
 from safepool.errors import PoolClosedError
+from safepool.groups import MOST_SEALED, Call, Functions, is_plain
 from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
@@ -35,10 +36,6 @@ from safepool.stats import PoolStats
 _Callback = Callable[[Any], object] | None
 
 _P = TypeVar("_P", bound="SafePool")
-
-_LEAST_WINDOW = 256
-"""Items of an imap that may be read ahead of the consumer, if not more are needed to keep
-all workers at work."""
 
 
 class SafePool(Calls):
@@ -114,13 +111,14 @@ class SafePool(Calls):
         self._ctx = _safe_context(context)
         self._processes = processes
         self._by_value = not payload.main_is_importable(self._ctx.get_start_method())
+        self._functions = Functions(by_value=self._by_value)
         source = self._ctx.worker_source(
             target=service.serve,
             args=(initializer, tuple(initargs), self._by_value),
             policy=policy,
         )
         try:
-            engine = Engine(source, processes, maxtasksperchild, policy.grace)
+            engine = Engine(source, processes, maxtasksperchild, policy.grace, self._functions)
         except BaseException:
             source.close()
             raise
@@ -197,6 +195,8 @@ class SafePool(Calls):
     ) -> Job:
         """Begin one call; its outcome goes to ``sink``."""
         self._check_running()
+        if options is PLAIN:
+            return self._submit_call(sink, func, args, kwds)
         job = Job(sink, frames.CALL, func, b"", options)
         try:
             body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
@@ -205,6 +205,29 @@ class SafePool(Calls):
             return job
         again = not self._by_value and payload.names_main(body)
         self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if again else None))
+        return job
+
+    def _submit_call(
+        self, sink: Sink, func: Callable[..., Any], args: Iterable[Any], kwds: Mapping[str, Any]
+    ) -> Job:
+        """The same for a call without options, which may travel with others."""
+        if not kwds and type(args) is tuple and self._functions.are_by_name(func) and is_plain(args):
+            call = Call(sink, func, args, {}, None)
+            self._engine.call(call)
+            return call
+        try:
+            body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
+        except Exception as error:
+            call = Call(sink, func, args, kwds, None)
+            self._engine.refuse(sink, error)
+            return call
+        names_main = not self._by_value and payload.names_main(body)
+        if len(body) <= MOST_SEALED and not names_main:
+            call = Call(sink, func, args, kwds, body)
+            self._engine.call(call)
+            return call
+        job = Job(sink, frames.CALL, func, b"")
+        self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if names_main else None))
         return job
 
     def close(self) -> None:

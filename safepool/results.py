@@ -6,8 +6,8 @@ PoolTerminatedError instead of waiting for ever, and one chunk of ``imap`` that 
 an error still gives the items before it.
 
 The engine's thread calls ``put`` and ``fail``; any thread of the owner waits. Each
-``put`` carries one unit: its index, the values, and errors by position in the unit.
-A handle holds its pool until it is complete, so that a pool with work is not
+``put`` carries some items: the position of the first, the values, and errors by position
+among them. A handle holds its pool until it is complete, so that a pool with work is not
 collected. What they wait on is made by the first who waits.
 """
 
@@ -35,15 +35,15 @@ class Sink(Protocol):
         """A unit goes to a worker; False: nobody wants it any more, and the job is over."""
 
     def put(
-        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
-        """Take the outcome of one unit of ``size`` items; True when the job is complete.
+        """Take the outcome of ``size`` items from ``first`` on; True when the job is complete.
 
-        ``values`` ends at an error that ended the unit.
+        ``values`` ends at an error that ended a chunk.
         """
 
-    def input_ended(self, units: int, error: BaseException | None) -> bool:
-        """There were so many units, then ``error``; True when the job is complete."""
+    def input_ended(self, items: int, error: BaseException | None) -> bool:
+        """There were so many items, then ``error``; True when the job is complete."""
 
     def wake(self) -> None:
         """Called once after a batch of ``put``."""
@@ -185,7 +185,7 @@ class AsyncResult:
         return self._complete and not self._success and _is_cancelled(self._value)
 
     def put(
-        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
         """Engine: take the outcome."""
         if errors:
@@ -194,7 +194,7 @@ class AsyncResult:
             self._end(True, values[0])
         return True
 
-    def input_ended(self, units: int, error: BaseException | None) -> bool:
+    def input_ended(self, items: int, error: BaseException | None) -> bool:
         """Engine: an input that fails fails the whole result."""
         if error is not None and not self._complete:
             self._end(False, error)
@@ -242,8 +242,7 @@ class MapResult(AsyncResult):
         error_callback: _Callback | None = None,
     ) -> None:
         super().__init__(pool, callback, error_callback)
-        self._chunksize = chunksize
-        self._left = -(-length // chunksize) if length else 0
+        self._left = length
         self._values: list[Any] = [None] * length
         self._error: BaseException | None = None
         if not length:
@@ -252,17 +251,16 @@ class MapResult(AsyncResult):
             self._end(True, [])
 
     def put(
-        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
         """Engine: take one chunk; the first error that arrives is the map's."""
-        self._left -= 1
+        self._left -= size
         if self._error is None:
             if errors:
                 self._error = errors[min(errors)]
                 self._values = []
             else:
-                start = index * self._chunksize
-                self._values[start : start + len(values)] = values
+                self._values[first : first + len(values)] = values
         if self._left:
             return False
         if self._error is not None:

@@ -1,10 +1,9 @@
 """What a pool's worker does: take tasks from its owner, run them, answer.
 
-One thread, one socket, one pipe of claims, one page (see core.frames). A task is
-begun only after its claim was read: from then on it is this worker's alone. Every
-way out of a task is an answer: a value, any exception, a value that cannot be
-pickled. Values of a chunk go to the page as they come and to the socket at its end;
-a single call's answer is sent at once.
+One thread, one socket, one page (see core.frames). A task is begun only after it was
+noted in the page and was found not to be recalled. Every way out of a task is an answer: a
+value, any exception, a value that cannot be pickled. Values of a chunk or a group go to
+the page as they come and to the socket at its end; a single call's answer is sent at once.
 
 Ctrl-C goes to the whole foreground group. Workers ignore it except inside a task,
 where it raises KeyboardInterrupt as in any program; nothing is printed. The handler
@@ -21,20 +20,23 @@ import os
 import select
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from safepool import chunk_run, last_words, payload
+from safepool import entries, item_run, last_words, payload
 from safepool.answers import error_body, pack
 from safepool.bootstrap import rearm
-from safepool.chunk_run import ChunkRun
 from safepool.copies import Copies
 from safepool.core import frames
+from safepool.entries import UnreadableItemError, for_sealed, run_call
+from safepool.host import barrier
+from safepool.item_run import NEVER, ItemRun
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
 _AFTER_INTERRUPT = 0.5
-OURS = frozenset({__file__, chunk_run.__file__})
+OURS = frozenset({__file__, item_run.__file__, entries.__file__})
 """Files whose frames are no part of a task's traceback."""
 
 
@@ -52,16 +54,15 @@ def serve(
     interrupts = _Interrupts()
     reset_signals(interrupts)
     try:
-        _message, fds, _flags, _address = socket.recv_fds(conn, 1, 2)
-        if len(fds) < 2:
+        _message, fds, _flags, _address = socket.recv_fds(conn, 1, 1)
+        if not fds:
             return
-        claims, page_fd = fds
-        for fd in fds:
-            # Received descriptors are not close-on-exec in CPython; they are no task's business.
-            os.set_inheritable(fd, False)
+        (page_fd,) = fds
+        # Received descriptors are not close-on-exec in CPython; it is no task's business.
+        os.set_inheritable(page_fd, False)
         page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
         last_words.leave_in(page_fd)
-        service = _Service(conn, claims, page, interrupts, by_value=by_value)
+        service = _Service(conn, page, interrupts, by_value=by_value)
         if initializer is not None:
             launcher = os.getppid()
             try:
@@ -71,7 +72,7 @@ def serve(
                 body = error_body(error, by_value=by_value, hidden=OURS)
                 service.send(frames.INIT_FAILED, 0, 0, body)
                 return
-        service.send(frames.READY, 0, 0, b"")
+        service.ready()
         service.run()
     except (EOFError, OSError):
         # The owner is gone, or a task closed our descriptors: there is nobody to tell.
@@ -107,15 +108,19 @@ def reset_signals(interrupts: Callable[[int, Any], None]) -> None:
 
 
 class _Task:
-    """A task as it came; ``item`` is the first item to run."""
+    """A task as it came: the items from ``item`` to before ``end`` are to be run."""
 
-    __slots__ = ("body", "by_value", "item", "job", "kind")
+    __slots__ = ("body", "by_value", "end", "item", "job", "kind", "number", "sealed", "splits")
 
     def __init__(self, frame: frames.Frame, *, by_value: bool) -> None:
-        self.kind = frame.kind & ~frames.AGAIN
+        self.number = frame.number
+        self.kind = frame.kind & frames.KIND
         self.by_value = by_value or bool(frame.kind & frames.AGAIN)
+        self.splits = bool(frame.kind & frames.SPLITS)
+        self.sealed = bool(frame.kind & frames.SEALED)
         self.job = frame.job
         self.item = frame.item
+        self.end = frame.end
         self.body = frame.body
 
 
@@ -125,47 +130,59 @@ class _Service:
     def __init__(
         self,
         conn: socket.socket,
-        claims: int,
         page: memoryview,
         interrupts: _Interrupts,
         *,
         by_value: bool,
     ) -> None:
         self._conn = conn
-        self._claims = claims
         self._page = page
+        self._recall = frames.recall_cell(page)
         self._interrupts = interrupts
         self._by_value = by_value
         self._decoder = frames.Decoder()
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: deque[_Task] = deque()
+        self._is_told_to_leave = False
         self._functions: dict[int, bytes] = {}
         self._loaded: dict[int, Any] = {}
         self._jobs_by_value: set[int] = set()
-        self._poll = select.poll()
-        self._poll.register(claims, select.POLLIN)
-        self._poll.register(conn, select.POLLIN)
         self._copies = Copies()
+
+    def ready(self) -> None:
+        """Tell the owner that tasks may come."""
+        self._conn.sendall(frames.header(frames.READY, 0, int(barrier.register()), 0, 0))
 
     def run(self) -> None:
         """Do tasks until the owner says QUIT; EOFError or OSError when it is gone."""
         while True:
-            number = self._next_claim()
-            if number == frames.QUIT:
-                return
-            while number not in self._tasks:
+            while not self._tasks:
+                if self._is_told_to_leave:
+                    return
                 self._read()
-            for other in [other for other in self._tasks if other < number]:
-                # Claims come in order: this one was taken back and never will be ours.
-                del self._tasks[other]
-            task = self._tasks.pop(number)
+            task = self._tasks.popleft()
+            if not self._may_begin(task):
+                continue
             task.by_value = task.by_value or task.job in self._jobs_by_value
             if task.kind == frames.CALL:
-                self._do_call(number, task)
+                self._do_call(task)
+            elif task.kind in (frames.GROUP, frames.CALLS):
+                self._do_group(task)
             else:
-                self._do_chunk(number, task)
+                self._do_chunk(task)
             if self._interrupts.hit:
                 self._interrupts.hit = False
                 self._await_the_owner()
+
+    def _may_begin(self, task: _Task) -> bool:
+        """Note the task in the page; False if the owner has taken it back."""
+        if self._recall[0] >= task.number:
+            return False
+        frames.write_page(self._page, task.number, task.item)
+        if self._recall[0] >= task.number:
+            # The owner may have seen the note already, and then it waits for an answer.
+            self.send(frames.STOPPED, task.number, task.item, b"")
+            return False
+        return True
 
     def _await_the_owner(self) -> None:
         """After Ctrl-C in a task: the owner got it, too, and most owners end the pool then.
@@ -185,81 +202,120 @@ class _Service:
             self._conn.sendall(head, socket.MSG_NOSIGNAL)
             self._conn.sendall(body, socket.MSG_NOSIGNAL)
 
-    def _next_claim(self) -> int:
-        while True:
-            try:
-                data = os.read(self._claims, frames.CLAIM_BYTES)
-            except BlockingIOError:
-                for fd, _event in self._poll.poll():
-                    if fd != self._claims:
-                        self._read()
-                continue
-            if not data:
-                raise EOFError
-            return frames.split_claims(data)[0]
-
     def _read(self) -> None:
         """Take in what the owner has sent; waits if that is nothing."""
         data = self._conn.recv(max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE)))
         if not data:
             raise EOFError
         for frame in self._decoder.feed(data):
-            if frame.kind & ~frames.AGAIN == frames.FUNCTION:
+            kind = frame.kind & frames.KIND
+            if kind == frames.FUNCTION:
                 self._functions[frame.job] = frame.body
                 self._loaded.pop(frame.job, None)
                 if frame.kind & frames.AGAIN:
                     self._jobs_by_value.add(frame.job)
-            elif frame.kind == frames.FORGET:
+            elif kind == frames.QUIT:
+                self._is_told_to_leave = True
+            elif kind == frames.FORGET:
                 self._jobs_by_value.discard(frame.job)
                 self._functions.pop(frame.job, None)
                 self._loaded.pop(frame.job, None)
             else:
-                self._tasks[frame.number] = _Task(frame, by_value=self._by_value)
+                self._tasks.append(_Task(frame, by_value=self._by_value))
 
-    def _do_call(self, number: int, task: _Task) -> None:
+    def _do_call(self, task: _Task) -> None:
         """Run one call and answer, whatever it does."""
         try:
             function, args, kwds = self._user(payload.loads, (task.body,), {})
         except BaseException as error:
-            self._not_loaded(number, task, error)
+            self._not_loaded(task, task.item, error)
             return
-        self._do_one(number, task, function, args, kwds)
+        self._do_one(task, function, args, kwds)
 
-    def _do_chunk(self, number: int, task: _Task) -> None:
+    def _do_chunk(self, task: _Task) -> None:
         """Run the items of a chunk up to the first error, as multiprocessing does."""
         try:
             function, items = self._user(self._load_chunk, (task,), {})
         except BaseException as error:
-            self._not_loaded(number, task, error)
+            self._not_loaded(task, task.item, error)
             return
         star = task.kind == frames.STARMAP
         if len(items) == 1:
-            self._do_one(number, task, function, items[0] if star else (items[0],), {})
+            item = items[task.item]
+            self._do_one(task, function, item if star else (item,), {})
             return
-        chunk = ChunkRun(self._page, number, task.item, self.send, self._copies)
+        run = self._item_run(task)
+        items = items[task.item : task.end]
         try:
-            chunk.run(function, items, self._interrupts, star=star, by_value=task.by_value)
+            run.run(function, items, self._interrupts, star=star, by_value=task.by_value)
         except BaseException as error:
-            chunk.flush()
-            self._fail(frames.ERROR, number, chunk.item, task, error)
+            run.flush()
+            self._fail(frames.ERROR, run.item, task, error)
             return
-        chunk.flush()
+        run.flush()
+        self._hand_back(task, run)
 
-    def _do_one(self, number: int, task: _Task, function: Any, args: Any, kwds: Any) -> None:
+    def _do_group(self, task: _Task) -> None:
+        """Run tasks that travel together: each is answered for itself."""
+        try:
+            function, items = self._user(self._load_group, (task,), {})
+        except BaseException as error:
+            self._not_loaded(task, task.item, error)
+            return
+        run = self._item_run(task)
+        while run.item < task.end:
+            rest = items[run.item - task.item :]
+            try:
+                run.run(function, rest, self._interrupts, star=False, by_value=task.by_value)
+            except BaseException as error:
+                run.flush()
+                kind = frames.ERROR
+                if isinstance(error, UnreadableItemError):
+                    kind, error = frames.UNREADABLE, error.reason
+                self._fail(kind, run.item, task, error)
+                run.skip()
+            else:
+                break
+            if self._interrupts.hit:
+                self._interrupts.hit = False
+                self._await_the_owner()
+        run.flush()
+        self._hand_back(task, run)
+
+    def _item_run(self, task: _Task) -> ItemRun:
+        recall = self._recall if task.splits else NEVER
+        return ItemRun(self._page, recall, task.number, task.item, self.send, self._copies)
+
+    def _hand_back(self, task: _Task, run: ItemRun) -> None:
+        """Say that a task was left in its midst, since it was recalled."""
+        if run.item < task.end:
+            self.send(frames.STOPPED, task.number, run.item, b"")
+
+    def _do_one(self, task: _Task, function: Any, args: Any, kwds: Any) -> None:
         """A task of one item needs no page."""
         try:
             data = pack(self._user(function, args, kwds), by_value=task.by_value)
         except BaseException as error:
-            self._fail(frames.ERROR, number, 0, task, error)
+            self._fail(frames.ERROR, task.item, task, error)
             return
-        self.send(frames.VALUE, number, 0, data)
+        self.send(frames.VALUE, task.number, task.item, data)
 
-    def _load_chunk(self, task: _Task) -> tuple[Any, tuple[Any, ...]]:
+    def _function(self, task: _Task) -> Any:
         try:
-            function = self._loaded[task.job]
+            return self._loaded[task.job]
         except KeyError:
             function = self._loaded[task.job] = payload.loads(self._functions[task.job])
-        return function, payload.loads(task.body)
+            return function
+
+    def _load_chunk(self, task: _Task) -> tuple[Any, tuple[Any, ...]]:
+        return self._function(task), payload.loads(task.body)
+
+    def _load_group(self, task: _Task) -> tuple[Any, list[Any]]:
+        items = payload.loads(task.body)
+        if task.kind == frames.CALLS:
+            return run_call, items
+        function = self._function(task)
+        return (for_sealed(function) if task.sealed else function), items
 
     def _user(self, function: Any, args: Any, kwds: Any) -> Any:
         """Call the user's code: the only place where Ctrl-C is let in."""
@@ -270,11 +326,12 @@ class _Service:
             self._interrupts.in_task = False
             self._copies.end_if_one()
 
-    def _not_loaded(self, number: int, task: _Task, error: BaseException) -> None:
+    def _not_loaded(self, task: _Task, item: int, error: BaseException) -> None:
         """Answer for a task that cannot be read; a missing name may be had by value."""
         is_name = isinstance(error, (AttributeError, ImportError))
         kind = frames.BY_VALUE if is_name else frames.UNREADABLE
-        self._fail(kind, number, task.item, task, error)
+        self._fail(kind, item, task, error)
 
-    def _fail(self, kind: int, number: int, item: int, task: _Task, error: BaseException) -> None:
-        self.send(kind, number, item, error_body(error, by_value=task.by_value, hidden=OURS))
+    def _fail(self, kind: int, item: int, task: _Task, error: BaseException) -> None:
+        body = error_body(error, by_value=task.by_value, hidden=OURS)
+        self.send(kind, task.number, item, body)

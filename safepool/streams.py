@@ -16,32 +16,37 @@ from typing import Any
 from safepool.latch import Bell
 from safepool.results import check_owner
 
+_MOMENT = 0.02
+
 
 class Stream:
     """The engine's side of an imap: outcomes in order of input or of arrival.
 
     Also the brake of its feeder: what was pulled and not yet consumed is at most
-    ``window`` items, until the pool is closed (then nobody may be left to consume).
+    ``window`` items, which grows up to ``widest`` while results are consumed quickly, until
+    the pool is closed (then nobody may be left to consume).
     """
 
-    def __init__(self, window: int, *, ordered: bool) -> None:
+    def __init__(self, window: int, widest: int, *, ordered: bool) -> None:
         self.items: deque[tuple[bool, Any]] = deque()
         self.listener: Callable[[], None] | None = None
         self.room_wanted = False
         self.cancelled = False
         self._owner = os.getpid()
         self._changed = Bell()
+        self._room = Bell()
         self._window = window
+        self._widest = widest
+        self._full_at = 0.0
         self._unlimited = False
         self._ordered = ordered
-        self._early: dict[int, list[tuple[bool, Any]]] = {}
+        self._early: dict[int, tuple[int, list[tuple[bool, Any]]]] = {}
         self._early_items = 0
         self._next = 0
         self._arrived = 0
         self._length: int | None = None
         self._ended = False
-        self._pulled_items = 0
-        self._arrived_items = 0
+        self._pulled = 0
 
     # Engine
 
@@ -50,9 +55,9 @@ class Stream:
         return True
 
     def put(
-        self, index: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
     ) -> bool:
-        """Engine: take one unit; True when it was the last."""
+        """Engine: take ``size`` items from ``first`` on; True when they were the last."""
         outcomes: list[tuple[bool, Any]]
         if errors:
             outcomes = [
@@ -61,31 +66,30 @@ class Stream:
             ]
         else:
             outcomes = [(True, value) for value in values]
-        self._arrived += 1
-        self._arrived_items += size
+        self._arrived += size
         if not self._ordered:
             self.items.extend(outcomes)
-        elif index == self._next:
-            self._next += 1
+        elif first == self._next:
+            self._next += size
             self.items.extend(outcomes)
             while self._early and self._next in self._early:
-                outcomes = self._early.pop(self._next)
+                size, outcomes = self._early.pop(self._next)
                 self._early_items -= len(outcomes)
                 self.items.extend(outcomes)
-                self._next += 1
+                self._next += size
         else:
-            self._early[index] = outcomes
+            self._early[first] = size, outcomes
             self._early_items += len(outcomes)
         self._ended = self._arrived == self._length
         return self._ended
 
-    def input_ended(self, units: int, error: BaseException | None) -> bool:
-        """Engine: the input had so many units, then ``error``; True when all have arrived."""
-        self._length = units
+    def input_ended(self, items: int, error: BaseException | None) -> bool:
+        """Engine: the input had so many items, then ``error``; True when all have arrived."""
+        self._length = items
         if error is not None:
             self._length += 1
-            return self.put(units, 0, [None], {0: error})
-        self._ended = self._arrived == units
+            return self.put(items, 1, [None], {0: error})
+        self._ended = self._arrived == items
         return self._ended
 
     def wake(self) -> None:
@@ -101,27 +105,37 @@ class Stream:
         self._early.clear()
         self._ended = self.cancelled = True
         self.wake()
+        self._room.ring()
 
     def lift_limit(self) -> None:
         """Engine: the pool was closed; read the input to its end."""
         self._unlimited = True
-        self.wake()
+        self._room.ring()
 
     # Feeder
 
     def pulled(self, count: int) -> None:
-        """Feeder: so many items were taken from the input."""
-        self._pulled_items += count
+        """Feeder: so many items are taken from the input."""
+        self._pulled += count
 
-    def wait_for_room(self) -> bool:
-        """Feeder: wait until another chunk may be pulled; False when the job was cancelled."""
-        if not self._is_full():
-            return not self.cancelled
-        # Before the look: a consumer makes room first and reads this afterwards.
-        self.room_wanted = True
-        self._changed.wait_for(self._has_room)
-        self.room_wanted = False
-        return not self.cancelled
+    def wait_for_room(self) -> int:
+        """Feeder: wait until more may be pulled; so many items, 0 when the job was cancelled."""
+        if self._is_full():
+            self._look_further_ahead()
+            # Before the look: a consumer makes room first and reads this afterwards.
+            self.room_wanted = True
+            self._room.wait_for(self._has_room)
+            self.room_wanted = False
+        if self.cancelled:
+            return 0
+        return self._window if self._unlimited else max(1, self._window - self._waiting())
+
+    def _look_further_ahead(self) -> None:
+        """Read more at a time if a window is consumed within a moment: then each pause counts."""
+        now = time.monotonic()
+        if now - self._full_at < _MOMENT and self._window < self._widest:
+            self._window *= 2
+        self._full_at = now
 
     def _has_room(self) -> bool:
         return not self._is_full()
@@ -129,8 +143,11 @@ class Stream:
     def _is_full(self) -> bool:
         if self._unlimited or self.cancelled:
             return False
-        waiting = self._pulled_items - self._arrived_items + len(self.items) + self._early_items
-        return waiting >= self._window
+        return self._waiting() >= self._window
+
+    def _waiting(self) -> int:
+        """Items that were pulled and not consumed."""
+        return self._pulled - self._arrived + len(self.items) + self._early_items
 
     # Consumer
 
@@ -142,7 +159,7 @@ class Stream:
             check_owner(self._owner)
             outcome = self._wait(timeout)
         if self.room_wanted and len(self.items) <= self._window // 4:
-            self.wake()
+            self._room.ring()
         return outcome
 
     def _wait(self, timeout: float | None) -> tuple[bool, Any]:

@@ -5,23 +5,49 @@ Values only. Called by: the ledger, the engine and its crew.
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from typing_extensions import Self
 
 from safepool.core.values import dataclass
 
 
 class Unit:
-    """What is sent as a whole: ``size`` items of a job; ``done`` of them are resolved."""
+    """What is sent as a whole: ``size`` items, of which ``done`` are resolved.
 
-    __slots__ = ("done", "index", "job", "nbytes", "number", "size")
+    ``first``: the position of its first item in the input of its job.
+    ``is_group``: its items are tasks of their own, which travel together because they are
+    quick. ``may_split``: it may be cut, so that several workers have a part of it.
+    ``is_rest``: it was cut already, for the sake of a worker that had nothing to do.
+    ``missed``: so many workers died that had got it as the next thing to do.
+    """
 
-    def __init__(self, job: int, index: int, size: int, nbytes: int) -> None:
+    __slots__ = (
+        "done", "first", "is_rest", "job", "may_split", "missed", "nbytes", "number", "size"
+    )  # fmt: skip
+
+    is_group = False
+
+    def __init__(
+        self, job: int, first: int, size: int, nbytes: int, *, may_split: bool = False
+    ) -> None:
         self.job = job
-        self.index = index
+        self.first = first
         self.size = size
         self.nbytes = nbytes
+        self.may_split = may_split
+        self.is_rest = False
+        self.missed = 0
         self.number = 0
         self.done = 0
+
+    def holds(self, job: Any) -> bool:
+        """Are there items of this job in it?"""
+        return bool(self.job == job.number)
+
+    def split(self, at: int) -> Self:
+        """Cut it; what is returned has the items from ``at`` on, of which none has begun."""
+        raise TypeError(f"{type(self).__name__} cannot be cut")
 
 
 U = TypeVar("U", bound=Unit)
@@ -36,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Send(Generic[U]):
-    """Offer these units to a worker, in this order."""
+    """Send these units to a worker, in this order."""
 
     worker: int
     units: list[U]
@@ -81,11 +107,11 @@ class Lost(Generic[U]):
 
 
 class Occupant(NamedTuple):
-    """What a worker is doing; ``job`` is that of the unit that it has had longest, 0 for none.
+    """What a worker is doing; ``unit`` is the one that it has had longest, None for none.
     ``since``: the instant (monotonic) at which it got that, or answered the one before."""
 
     worker: int
     is_ready: bool
     is_retiring: bool
-    job: int
+    unit: Any
     since: float

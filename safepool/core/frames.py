@@ -1,35 +1,43 @@
 """How owner and worker talk: one frame format, and the page that outlives a worker.
 
-A frame is a fixed header (body length, task number, job, item, kind) and a body of
+A frame is a fixed header (body length, task number, job, item, end, kind) and a body of
 bytes. Both directions use it; what the fields mean depends on the kind:
 
     to the worker     FUNCTION job: body          the function of a job, once per worker
                       CALL     number: body       function, arguments, keywords
-                      MAP      number job item    a chunk; ``item`` = the first item to run
-                      STARMAP  number job item    likewise, each item is a call's arguments
+                      MAP      number job item end: body   a chunk, of which the items from
+                                                  ``item`` to before ``end`` are to be run
+                      STARMAP  the same           each item is a call's arguments
+                      GROUP    the same           tasks of their own; only they are in the body
+                      CALLS    number item end: body   likewise, each is a call
                       FORGET   job                its function is no longer needed
-    to the owner      READY                       the initializer has returned
+                      QUIT                        leave
+    to the owner      READY job                   the initializer has returned; ``job``: 1 if a
+                                                  barrier of the owner's reaches the worker
                       INIT_FAILED: body           it has not: an error body
                       VALUE    number item: body  the pickle of one value
                       VALUES   number item: body  records, one pickle each, from ``item`` on
-                      ERROR    number item: body  an error body; ends the task
+                      ERROR    number item: body  an error body; ends the task, of a group the item
                       BY_VALUE number item: body  likewise, because a name was not found here
                       UNREADABLE number item: body  likewise, as the task cannot be unpickled here
+                      STOPPED  number item        ``item`` and those behind it were not begun
 
-A *claim* is a task's number in a pipe of its own. Owner and worker both read from
-that pipe; the kernel hands each claim to one of them only. So the worker knows what
-it may begin, and the owner can take back what was not begun, without any lock.
+A *page* is memory shared by one owner and one worker. The worker notes there which
+task and item it is at, before it begins. It adds each value to it and then moves one number on.
+Whenever it dies, what is committed there is what was finished. A value that comes again
+and again is there once, with a count.
 
-A *page* is memory shared by one owner and one worker. The worker adds each value of
-a chunk to it and then moves one number on. Whenever it dies, what is committed there
-is what was finished. A value that comes again and again is there once, with a count.
-Pure: the engine and the worker's task loop do the input and output.
+One cell of the page is the owner's: tasks up to the number there are *recalled*. The
+worker reads it after it has noted an item and before it begins it; the owner reads
+what is noted after it has written the cell, with a barrier between that both processors
+see. So one of the two always knows of the other: what was not begun can be taken back,
+without any lock. Pure: the engine and the worker's task loop do the input and output.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 FUNCTION: Final = 1
@@ -44,26 +52,39 @@ VALUES: Final = 9
 ERROR: Final = 10
 BY_VALUE: Final = 11
 UNREADABLE: Final = 12
+GROUP: Final = 13
+CALLS: Final = 14
+STOPPED: Final = 15
+QUIT: Final = 16
 
 AGAIN: Final = 1 << 8
 """Added to the kind of a task that comes again, by value: its worker lacks names of the
 owner's main module, so its results may have to go by value, too."""
 
-_HEADER = struct.Struct("<QQQII")
-_LENGTH = struct.Struct("<I")
-_PAGE = struct.Struct("=IIQQ")
-_COMMITTED = struct.Struct("=II")
-_CLAIM = struct.Struct("=Q")
+SPLITS: Final = 1 << 9
+"""Added to the kind of a task that stops between two items when it is recalled."""
 
-CLAIM_BYTES: Final = _CLAIM.size
+SEALED: Final = 1 << 10
+"""Added to GROUP: each item is a pickle of its own."""
+
+KIND: Final = (1 << 8) - 1
+"""What of a kind remains without these."""
+
+_HEADER = struct.Struct("<QQQIII")
+_LENGTH = struct.Struct("<I")
+_PAGE = struct.Struct("=IIQQQ")
+_COMMITTED = struct.Struct("=II")
+_CELL = struct.Struct("=Q")
+
 PAGE_START: Final = _PAGE.size
 PAGE_BYTES: Final = 1 << 16
 LAST_WORDS_BYTES: Final = 1 << 15
 """Room behind the page, in the same file, for the traceback of a worker that dies of a fault."""
 PAGE_REPEATS: Final = slice(4, 8)
 """Where a page counts how often its last record is repeated: a number of 32 bits."""
-QUIT: Final = (1 << 64) - 1
-"""The claim that tells a worker to leave."""
+_NUMBER, _ITEM, _RECALL = slice(8, 16), slice(16, 24), slice(24, 32)
+MOST_ITEMS: Final = 1 << 31
+"""Items of one body: positions have 32 bits."""
 
 
 class Frame(NamedTuple):
@@ -74,11 +95,12 @@ class Frame(NamedTuple):
     job: int
     item: int
     body: bytes
+    end: int
 
 
-def header(kind: int, number: int, job: int, item: int, length: int) -> bytes:
+def header(kind: int, number: int, job: int, item: int, length: int, end: int = 0) -> bytes:
     """The bytes that go before a body of ``length`` bytes."""
-    return _HEADER.pack(length, number, job, item, kind)
+    return _HEADER.pack(length, number, job, item, end, kind)
 
 
 class Decoder:
@@ -107,14 +129,14 @@ class Decoder:
             if size - at < _HEADER.size:
                 self._missing = _HEADER.size - (size - at)
                 break
-            length, number, job, item, kind = _HEADER.unpack_from(buffer, at)
-            end = at + _HEADER.size + length
-            if end > size:
-                self._missing = end - size
+            length, number, job, item, end, kind = _HEADER.unpack_from(buffer, at)
+            stop = at + _HEADER.size + length
+            if stop > size:
+                self._missing = stop - size
                 break
-            body = bytes(memoryview(buffer)[at + _HEADER.size : end])
-            frames.append(Frame(kind, number, job, item, body))
-            at = end
+            body = bytes(memoryview(buffer)[at + _HEADER.size : stop])
+            frames.append(Frame(kind, number, job, item, body, end))
+            at = stop
         del buffer[:at]
         return frames
 
@@ -154,16 +176,6 @@ def records(body: bytes) -> Iterator[tuple[bytes, int]]:
         yield last, 1
 
 
-def claims(numbers: list[int]) -> bytes:
-    """The bytes that put these task numbers on offer."""
-    return struct.pack(f"={len(numbers)}Q", *numbers)
-
-
-def split_claims(data: bytes) -> list[int]:
-    """The task numbers in what was read from a claim pipe."""
-    return [number for (number,) in _CLAIM.iter_unpack(data)]
-
-
 class Page(NamedTuple):
     """What a worker had finished of a chunk but perhaps not sent."""
 
@@ -173,10 +185,12 @@ class Page(NamedTuple):
 
 
 def write_page(page: memoryview, number: int, item: int) -> None:
-    """Make the page empty, for values of task ``number`` from ``item`` on."""
-    # The count of used bytes goes first: a kill between the two leaves an empty page.
+    """Note that the worker is at ``item`` of task ``number``; the page has no values."""
+    # In this order: a kill, or a look, between two of them finds the old task without
+    # values or at an item that is done, never the new one at a wrong item.
     page[0:8] = bytes(8)
-    _PAGE.pack_into(page, 0, 0, 0, number, item)
+    page[_ITEM] = _CELL.pack(item)
+    page[_NUMBER] = _CELL.pack(number)
 
 
 def commit_page(page: memoryview, used: int) -> None:
@@ -185,8 +199,40 @@ def commit_page(page: memoryview, used: int) -> None:
     page[0:8] = _COMMITTED.pack(used, 0)
 
 
+def recall(page: memoryview, number: int) -> None:
+    """The owner: nothing of the tasks up to ``number`` is to be begun any more."""
+    page[_RECALL] = _CELL.pack(number)
+
+
+def recall_cell(page: memoryview) -> memoryview:
+    """The worker: where to read the number up to which tasks are recalled, at [0]."""
+    return page[_RECALL].cast("Q")
+
+
 def read_page(page: memoryview) -> Page:
-    """What is committed."""
-    used, repeats, number, item = _PAGE.unpack_from(page, 0)
+    """What is committed, of a worker that is dead."""
+    used, repeats, number, item, _ = _PAGE.unpack_from(page, 0)
     body = bytes(page[PAGE_START : PAGE_START + used]) + repeat(repeats)
     return Page(number, item, body)
+
+
+def read_live_page(page: memoryview, barrier: Callable[[], None]) -> Page:
+    """The same of a worker that may write meanwhile.
+
+    ``barrier``: what the worker has stored before something that was read before the
+    barrier can be read after it. Values are never changed below what is committed,
+    except when the page is made empty; then its task or item is another one.
+    """
+    # The worker is at its last item, or will be: this is not for ever.
+    while True:
+        barrier()
+        number = bytes(page[_NUMBER])
+        barrier()
+        item = bytes(page[_ITEM])
+        used, repeats = _COMMITTED.unpack(bytes(page[0:8]))  # one load of eight bytes
+        barrier()
+        body = bytes(page[PAGE_START : PAGE_START + used])
+        barrier()
+        is_same = bytes(page[_NUMBER]) == number and bytes(page[_ITEM]) == item
+        if is_same and _COMMITTED.unpack(bytes(page[0:8]))[0] >= used:
+            return Page(_CELL.unpack(number)[0], _CELL.unpack(item)[0], body + repeat(repeats))

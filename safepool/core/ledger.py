@@ -1,19 +1,19 @@
 """Which task is where: the deciding half of the engine.
 
-Events go in (submitted, started, ready, answered, taken back, lost, closed,
+Events go in (submitted, started, ready, progressed, answered, taken back, lost, closed,
 terminated), commands come out of ``advance``: Start, Send, TakeBack, Retire, Break,
 Finish. Every item is resolved once and is never with two workers at a time:
 
-* A unit (one call, or one chunk of a map) is queued, or with one worker, or resolved.
+* A unit (a call, a chunk of a map, a group of either's items) is queued, or with one
+  worker, or resolved. What may be cut is cut when it is handed out, to what the worker may hold.
 * When a worker is lost, what it had not begun is queued again at the front; of the
   unit that it ran, just the item in progress is charged with the death, and the
   items behind it are queued again.
-* A worker gets more than one unit at a time only while its units are quick: as many
-  as make about QUICK seconds of work. If it is then held up while another is idle,
-  its waiting units are taken back. Two tasks that wait for each other so never end
-  up behind each other in one worker.
+* If a worker is held up, what it has not begun is taken back, out of the midst of a
+  group as well. Two tasks that wait for each other so never end up behind each other.
 * Workers that die before they are ready are replaced a bounded number of times.
 
+How much a worker may hold is in ``dealing``.
 Pure: ``now`` is a parameter, units are opaque but for size and bytes. Called by the engine.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Generic
+from typing import Any, Generic
 
 from safepool.core.commands import (
     Break,
@@ -35,47 +35,24 @@ from safepool.core.commands import (
     TakeBack,
     U,
 )
+from safepool.core.dealing import MOST_BYTES, Seat
 
-QUICK = 0.005
-STALLED = 0.005
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
 """Seconds between attempts to start a worker when the system refuses: doubled each time."""
-MOST_UNITS = 64
-MOST_BYTES = 1 << 16
-ALONE = MOST_BYTES + 1
-"""The bytes of a unit that shares no worker's time with others, if it is smaller than that."""
 
-
-class _Seat(Generic[U]):
-    """A worker as the ledger sees it."""
-
-    __slots__ = ("fresh", "nbytes", "pace", "ready", "retiring", "served", "since", "units")
-
-    def __init__(self) -> None:
-        self.units: dict[int, U] = {}
-        self.ready = False
-        self.retiring = False
-        self.served = 0
-        self.nbytes = 0
-        self.fresh = 0
-        self.since = 0.0
-        self.pace: float | None = None
-
-    def depth(self) -> int:
-        """How many units it may hold: one until it has shown itself quick."""
-        if self.pace is None or self.pace >= QUICK:
-            return 1
-        return max(1, min(MOST_UNITS, int(QUICK / max(self.pace, 1e-6))))
+MOST_MISSES = 3
+"""So many workers may die before they begin what they have got. Then it is put down to that:
+its bytes alone may be more than a worker can take."""
 
 
 class Ledger(Generic[U]):
-    """The book of one pool with ``processes`` workers, each for at most ``lifetime`` units."""
+    """The book of one pool with ``processes`` workers, each for at most ``lifetime`` tasks."""
 
     def __init__(self, processes: int, lifetime: int | None = None) -> None:
         self._processes = processes
         self._lifetime = lifetime
         self._queue: deque[U] = deque()
-        self._seats: dict[int, _Seat[U]] = {}
+        self._seats: dict[int, Seat[U]] = {}
         self._numbers = 0
         self._unresolved = 0
         self._sources = 0
@@ -104,7 +81,7 @@ class Ledger(Generic[U]):
 
     def started(self, worker: int) -> None:
         """A worker process exists; it is not ready yet."""
-        self._seats[worker] = _Seat()
+        self._seats[worker] = Seat()
 
     def start_failed(self, now: float) -> None:
         """A worker process could not be made: the system refused it, perhaps not for long."""
@@ -119,15 +96,24 @@ class Ledger(Generic[U]):
         self._failures = 0
         self._refusals = 0
 
+    @property
+    def last_number(self) -> int:
+        """No unit has a greater number yet."""
+        return self._numbers
+
     def unit(self, worker: int, number: int) -> U | None:
         """The unit of this number if the worker has it."""
         seat = self._seats.get(worker)
         return seat.units.get(number) if seat else None
 
     def queued(self) -> int:
-        """Items that wait for a worker, or in one behind the unit that it is at."""
-        behind = (unit for seat in self._seats.values() for unit in list(seat.units.values())[1:])
-        return sum(unit.size - unit.done for unit in (*self._queue, *behind))
+        """Items that wait for a worker, or in one behind the item that it is at."""
+        waiting = sum(unit.size - unit.done for unit in self._queue)
+        return waiting + sum(max(0, seat.held() - 1) for seat in self._seats.values())
+
+    def is_dry(self) -> bool:
+        """Could workers take more than there is?"""
+        return not self._queue
 
     def occupants(self) -> list[Occupant]:
         """What each worker is doing."""
@@ -136,27 +122,29 @@ class Ledger(Generic[U]):
                 worker,
                 seat.ready,
                 seat.retiring,
-                next((unit.job for unit in seat.units.values()), 0),
+                next(iter(seat.units.values()), None),
                 seat.since,
             )
             for worker, seat in self._seats.items()
         ]
 
-    def holders(self, job: int) -> list[int]:
-        """The workers that have units of this job."""
+    def holders(self, job: Any) -> list[int]:
+        """The workers that have items of this job."""
         return [
             worker
             for worker, seat in self._seats.items()
-            if any(unit.job == job for unit in seat.units.values())
+            if any(unit.holds(job) for unit in seat.units.values())
         ]
 
-    def answered(self, worker: int, unit: U) -> None:
-        """The worker is through with a unit."""
+    def progressed(self, worker: int, count: int, *, tasks: int) -> None:
+        """The worker is through with so many items, which are so many ``tasks`` of its life."""
         seat = self._seats[worker]
-        del seat.units[unit.number]
-        seat.nbytes -= unit.nbytes
-        seat.served += 1
-        seat.fresh += 1
+        seat.fresh += count
+        seat.served += tasks
+
+    def answered(self, worker: int, unit: U) -> None:
+        """All of a unit is resolved."""
+        del self._seats[worker].units[unit.number]
         self._unresolved -= 1
 
     def postponed(self) -> None:
@@ -168,34 +156,48 @@ class Ledger(Generic[U]):
         if not self._ended:
             self._queue.append(unit)
 
-    def bounced(self, worker: int, unit: U) -> None:
-        """The worker could not read the unit; it goes out again, in another form."""
-        seat = self._seats[worker]
-        del seat.units[unit.number]
-        seat.nbytes -= unit.nbytes
-        self._queue.appendleft(unit)
-
-    def taken_back(self, worker: int, numbers: Iterable[int]) -> None:
-        """These units of the worker were not begun and never will be there."""
-        seat = self._seats[worker]
-        units = [seat.units.pop(number) for number in numbers if number in seat.units]
-        seat.nbytes -= sum(unit.nbytes for unit in units)
+    def bounced(self, worker: int, number: int, units: list[U]) -> None:
+        """The worker could not read the unit of this number; these go out in its place."""
+        del self._seats[worker].units[number]
+        self._unresolved += len(units) - 1
         self._queue.extendleft(reversed(units))
 
-    def lost(self, worker: int, unclaimed: Iterable[int]) -> Lost[U] | None:
-        """The worker is gone; ``unclaimed`` are the numbers that it had not begun.
+    def taken_back(self, worker: int, number: int) -> None:
+        """Nothing of what the worker has will be begun there, but for the item that it is at in
+        the unit ``number``: its next one after those that are resolved."""
+        seat = self._seats[worker]
+        begun = seat.units.get(number)
+        waiting = [unit for unit in seat.units.values() if unit is not begun]
+        seat.units.clear()
+        if begun is not None:
+            seat.units[number] = begun
+            if begun.may_split and begun.size - begun.done > 1:
+                rest = self._cut(begun, begun.done + 1)
+                rest.is_rest = True
+                waiting.insert(0, rest)
+        self._queue.extendleft(reversed(waiting))
+
+    def handed_back(self, worker: int, unit: U) -> None:
+        """The worker saw in time that nothing more was to be begun; what is not resolved of the
+        unit was not."""
+        del self._seats[worker].units[unit.number]
+        self._queue.appendleft(unit)
+
+    def lost(self, worker: int, number: int) -> Lost[U] | None:
+        """The worker is gone; it was at the unit of this number, if it had that.
 
         Returns the item that the death is put down to, if there is one.
         """
         seat = self._seats.pop(worker)
         if not seat.ready:
             self._failures += 1
-        left = set(unclaimed)
-        waiting = [unit for number, unit in seat.units.items() if number in left]
-        begun = [unit for number, unit in seat.units.items() if number not in left]
-        ran = begun[0] if begun else None
-        # The worker begins one unit at a time; more can only be here if claims went missing.
-        self._queue.extendleft(reversed(begun[1:] + waiting))
+        if number not in seat.units and seat.units:
+            following = next(iter(seat.units.values()))
+            following.missed += 1
+            if following.missed >= MOST_MISSES:
+                number = following.number
+        ran = seat.units.pop(number, None)
+        self._queue.extendleft(reversed(seat.units.values()))
         if ran is None:
             return None
         item = ran.done
@@ -238,10 +240,10 @@ class Ledger(Generic[U]):
         if not self._ended:
             for seat in self._seats.values():
                 if seat.fresh:
-                    self._measure(seat, now)
-            self._even_out(commands, now)
-            if self._queue and not commands:
+                    seat.measure(now)
+            if self._queue:
                 self._hand_out(commands, now)
+            self._even_out(commands, now)
             self._retire(commands)
             missing = self._processes - len(self._seats)
             may_start = now >= self._start_again_at and not self._is_idle_for_good()
@@ -258,83 +260,116 @@ class Ledger(Generic[U]):
             return None
         if len(self._seats) < self._processes and self._start_again_at > now:
             return self._start_again_at - now
-        if self._queue:
-            return None
-        held = [seat.since for seat in self._seats.values() if len(seat.units) > 1]
-        if not held or all(seat.units for seat in self._seats.values() if seat.ready):
-            return None
-        return max(0.0, min(held) + STALLED - now)
+        others_wait = self._do_others_wait()
+        waits = [
+            seat.since + patience - now
+            for seat in self._seats.values()
+            if (patience := seat.patience(others_wait=others_wait)) is not None
+        ]
+        return max(0.0, min(waits)) if waits else None
 
     # Deciding
 
     def _is_idle_for_good(self) -> bool:
         return self._ended or (self._closed and not self._unresolved and not self._sources)
 
-    @staticmethod
-    def _measure(seat: _Seat[U], now: float) -> None:
-        """Take the mean time of the units that were answered since the last look."""
-        took = (now - seat.since) / seat.fresh
-        seat.pace = took if seat.pace is None else 0.7 * seat.pace + 0.3 * took
-        seat.since = now
-        seat.fresh = 0
+    def _do_others_wait(self) -> bool:
+        """Is there a worker that could do something, and nothing left for it?"""
+        return not self._queue and any(
+            seat.ready and not seat.units and not seat.retiring for seat in self._seats.values()
+        )
+
+    def _cut(self, unit: U, at: int) -> U:
+        """Cut a unit; the rest is one more that is not resolved."""
+        rest = unit.split(at)
+        self._unresolved += 1
+        return rest
 
     def _hand_out(self, commands: list[Command[U]], now: float) -> None:
-        seats = [
-            (len(seat.units), worker)
+        hungry = sorted(
+            (held, worker)
             for worker, seat in self._seats.items()
-            if seat.ready and not seat.retiring
-        ]
-        seats.sort()
-        for position, (held, worker) in enumerate(seats):
+            if seat.ready and not seat.retiring and ((held := seat.held()) <= seat.depth() // 2)
+        )
+        if not hungry:
+            return
+        # Enough for everybody is enough to know.
+        waiting = 0
+        for unit in self._queue:
+            waiting += unit.size - unit.done
+            if waiting > 1 << 16:
+                break
+        for position, (held, worker) in enumerate(hungry):
             if not self._queue:
                 break
             seat = self._seats[worker]
-            depth = seat.depth()
-            if held and held > depth // 2:
-                continue
-            share = -(-len(self._queue) // (len(seats) - position))
-            room = max(1, min(depth - held, share))
-            units = self._take(seat, room)
+            units = self._take(seat, -(-waiting // (len(hungry) - position)))
             if units:
+                waiting -= sum(unit.size - unit.done for unit in units)
                 if not held:
                     seat.since = now
                 commands.append(Send(worker, units))
 
-    def _take(self, seat: _Seat[U], room: int) -> list[U]:
-        """Move up to ``room`` units from the queue to a seat; many only if they are small."""
-        if self._lifetime is not None:
-            room = min(room, self._lifetime - seat.served - len(seat.units))
+    def _take(self, seat: Seat[U], share: int) -> list[U]:
+        """Move units from the queue to a seat, about ``share`` items at most; those that are
+        large or slow one at a time."""
         units: list[U] = []
-        while self._queue and len(units) < room:
+        room = seat.room(share)
+        while self._queue and room > 0:
             unit = self._queue[0]
-            if seat.units and seat.nbytes + unit.nbytes > MOST_BYTES:
+            if self._lifetime is not None:
+                left = seat.tasks_left(self._lifetime)
+                if left <= 0:
+                    break
+                if unit.is_group:
+                    room = min(room, left)
+            if seat.units and not self._fits_behind(seat, unit, room):
                 break
             self._queue.popleft()
+            most = self._most(seat, unit, room)
+            if most < unit.size - unit.done:
+                self._queue.appendleft(self._cut(unit, unit.done + most))
             self._numbers += 1
             unit.number = self._numbers
             seat.units[unit.number] = unit
-            seat.nbytes += unit.nbytes
+            seat.recalled = False
             units.append(unit)
+            room -= unit.size - unit.done
         return units
 
+    @staticmethod
+    def _fits_behind(seat: Seat[U], unit: U, room: int) -> bool:
+        """May it wait behind what the worker has?"""
+        nbytes = seat.nbytes()
+        if unit.is_group:
+            return nbytes < MOST_BYTES
+        is_small = unit.may_split or unit.size - unit.done <= room
+        return is_small and nbytes + unit.nbytes <= MOST_BYTES
+
+    def _most(self, seat: Seat[U], unit: U, room: int) -> int:
+        """How many items of the unit a worker gets."""
+        whole = unit.size - unit.done
+        if unit.is_group:
+            return min(whole, room, max(1, seat.room_for_bytes(unit)))
+        if unit.is_rest:
+            # Of what was taken back for an idle worker's sake each gets a part, and smaller
+            # ones towards the end, or the rest would go to and fro.
+            return max(1, -(-whole // (2 * len(self._seats))))
+        return whole
+
     def _even_out(self, commands: list[Command[U]], now: float) -> None:
-        """Take back what waits behind a task that takes its time, if somebody has none."""
-        idle = any(
-            seat.ready and not seat.units and not seat.retiring for seat in self._seats.values()
-        )
-        if not idle:
-            return
+        """Take back what waits behind a task that takes its time."""
+        others_wait = self._do_others_wait()
         for worker, seat in self._seats.items():
-            if len(seat.units) > 1 and now - seat.since >= STALLED:
-                # The worker's pace was misleading; start over with one at a time.
-                seat.pace = None
-                seat.since = now
+            patience = seat.patience(others_wait=others_wait)
+            if patience is not None and now - seat.since >= patience:
+                seat.start_over(now)
                 commands.append(TakeBack(worker))
 
     def _retire(self, commands: list[Command[U]]) -> None:
         through = self._is_idle_for_good()
         for worker, seat in self._seats.items():
             used_up = self._lifetime is not None and seat.served >= self._lifetime
-            if not seat.retiring and (through or used_up):
+            if not seat.retiring and not seat.units and (through or used_up):
                 seat.retiring = True
                 commands.append(Retire(worker))

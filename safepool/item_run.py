@@ -1,17 +1,18 @@
-"""Runs the items of a chunk in a worker, and keeps each value where a death cannot take it.
+"""Runs the items of a chunk or group in a worker; a value is safe from its death at once.
 
 A value is committed to the page that the worker shares with its owner before the next
 item begins. So whenever the worker dies, the owner knows which items were finished and
 which one was running. What this costs decides how fast a map of quick items is: the
 commit of a value that was the last one, too (``None``, mostly), is one store into the page.
+Between two items it is one load that tells whether the owner has recalled the rest.
 
 Called by: the task loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 from safepool.answers import pack
 from safepool.copies import Copies
@@ -29,25 +30,34 @@ class Interrupts(Protocol):
     in_task: bool
 
 
-class ChunkRun:
-    """One chunk at work. ``send`` takes (kind, number, item, body), a frame for the owner."""
+NEVER: Final = (0,)
+"""The recall cell of what is not to be left in its midst."""
+
+
+class ItemRun:
+    """One chunk or group at work.
+
+    ``recall[0]``: the number up to which tasks are recalled. ``item``: the first to run; the
+    page says so already. ``send`` takes (kind, number, item, body), a frame for the owner.
+    """
 
     def __init__(
         self,
         page: memoryview,
+        recall: Sequence[int] | memoryview,
         number: int,
         item: int,
         send: Callable[[int, int, int, bytes], None],
         copies: Copies,
     ) -> None:
         self._page = page
+        self._recall = recall
         self._repeats = page[frames.PAGE_REPEATS].cast("I")
         self._number = number
         self._send = send
         self._copies = copies
         self._recorded = self._first = item
         self._used = 0
-        frames.write_page(page, number, item)
 
     @property
     def item(self) -> int:
@@ -57,20 +67,26 @@ class ChunkRun:
     def run(
         self,
         function: Any,
-        items: tuple[Any, ...],
+        items: Sequence[Any],
         interrupts: Interrupts,
         *,
         star: bool,
         by_value: bool,
     ) -> None:
-        """Run what is left of the items; raises what one of them raises, and then stops."""
+        """Run these items, of which the first is ``item``, or those before the recall.
+
+        Raises what one of them raises, and then stops.
+        """
         own = self._copies.own
         cell = self._repeats
-        repeats = 0
+        recall, number = self._recall, self._number
+        repeats = cell[0]
         last: Any = _NOTHING
         try:
             interrupts.in_task = True
-            for item in items[self._first :] if self._first else items:
+            for item in items:
+                if recall[0] >= number:
+                    return
                 value = function(*item) if star else function(item)
                 if value is last and own[0]:
                     repeats += 1
@@ -111,6 +127,11 @@ class ChunkRun:
             self._recorded = self.item
             self._send(frames.VALUES, self._number, self._first, frames.read_page(self._page).body)
             self._begin_page()
+
+    def skip(self) -> None:
+        """The item has an answer of another kind; nothing may be left in the page."""
+        self._recorded += 1
+        self._begin_page()
 
     def _begin_page(self) -> None:
         self._used = 0

@@ -1,0 +1,51 @@
+"""Makes frames of units, for one worker.
+
+A worker gets the function of a job once, before its first chunk or group, and is told
+when it is needed no longer, with the next thing that it gets.
+
+Called by: the crew, in the engine's thread.
+"""
+
+from __future__ import annotations
+
+from safepool.channel import Channel
+from safepool.core import frames
+from safepool.groups import CallGroup, Group, ItemGroup
+from safepool.jobs import Chunk, Job
+
+
+def forgotten(channel: Channel) -> list[bytes]:
+    """What the worker needs no longer."""
+    parts = [frames.header(frames.FORGET, 0, number, 0, 0) for number in channel.stale]
+    channel.stale.clear()
+    return parts
+
+
+def function(channel: Channel, job: Job) -> list[bytes]:
+    """The function of a job, if the worker does not have it yet."""
+    if job.kind == frames.CALL or job.number in channel.functions:
+        return []
+    channel.functions.add(job.number)
+    kind = frames.FUNCTION | (frames.AGAIN if job.by_value else 0)
+    return [frames.header(kind, 0, job.number, 0, len(job.body)), job.body]
+
+
+def chunk(unit: Chunk, job: Job) -> list[bytes]:
+    """A call, or a chunk of a map."""
+    kind = job.kind | unit.again | (frames.SPLITS if unit.may_split else 0)
+    first, end = unit.base + unit.done, unit.base + unit.size
+    size = len(unit.body)
+    return [frames.header(kind, unit.number, unit.job, first, size, end), unit.body]
+
+
+def group(unit: Group) -> list[bytes]:
+    """A group that was prepared. Raises what pickling raises."""
+    kind = frames.SPLITS
+    if isinstance(unit, CallGroup):
+        kind |= frames.CALLS
+    else:
+        kind |= frames.GROUP
+        if isinstance(unit, ItemGroup) and unit.sealed:
+            kind |= frames.SEALED
+    body = unit.body()
+    return [frames.header(kind, unit.number, unit.job, 0, len(body), unit.size), body]
