@@ -162,6 +162,11 @@ class Channel:
             frames.recall(page, number)
             return frames.read_live_page(page, self._barrier)
 
+    def is_at(self) -> int:
+        """The number of the task that the worker has begun last."""
+        with memoryview(self._page) as page:
+            return frames.page_number(page)
+
     def _barrier(self) -> None:
         if self.has_barrier:
             barrier.everywhere()

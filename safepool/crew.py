@@ -142,6 +142,15 @@ class Crew:
             self._break_up(worker, unit)
             return []
 
+    def relieve(self, worker: int) -> None:
+        """Take back what waits behind the task that a worker is at; if it is at one."""
+        first = self._ledger.first_unit(worker)
+        if first is not None and self._channels[worker].is_at() == first.number:
+            self.take_back(worker)
+        else:
+            # It may be receiving a large task.
+            self._ledger.not_begun(worker)
+
     def take_back(self, worker: int) -> None:
         """Take back what a worker has not begun, and take what it has finished."""
         channel = self._channels[worker]

@@ -33,8 +33,9 @@ from safepool.core.policy import DEFAULT_KILL_TIMEOUT
 from safepool.crew import Crew
 from safepool.deliveries import Travelling
 from safepool.errors import PoolTerminatedError
-from safepool.groups import Call, CallGroup, Functions, Pile, calls_of
-from safepool.jobs import PLAIN, Chunk, Job, fresh
+from safepool.groups import Call, Functions, Pile
+from safepool.intake import Intake
+from safepool.jobs import Chunk, Job, fresh
 from safepool.latch import Latch
 from safepool.loop import signals_blocked
 from safepool.results import Sink
@@ -78,14 +79,15 @@ class Engine:
         self._watch = Watch()
         self._ledger: Ledger[Travelling] = Ledger(processes, lifetime)
         self._crew = Crew(source, self._ledger, self._watch, functions)
-        self._calls: list[Call] = []
         self._crew.on_abort = self._abort
         self._limits = self._crew.limits
         self._jobs = self._crew.jobs
-        self._closing = False
         self._finished = False
         self._deadline: float | None = None
         self._stopped = Latch()
+        self._intake = Intake(
+            self._ledger, self._jobs, self._limits, self._stopped, self._end_error
+        )
         self._ended = Latch()
         self._thread = threading.Thread(target=self._run, name="safepool-engine", daemon=True)
         self._finalizer: Any = None
@@ -120,24 +122,23 @@ class Engine:
 
     def submit(self, job: Job, chunk: Chunk) -> None:
         """Run a job of one chunk."""
-        self._post(self._on_job, job, chunk)
+        self._post(self._intake.take_job, job, chunk)
 
     def call(self, call: Call) -> None:
         """Run a call, alone or with others."""
-        if not self._inbox.put(self._on_call, call):
-            self._refuse_rest()
-
-    def notice(self, pile: Pile) -> None:
-        """Run the items that are on the pile of an open job."""
-        self._post(self._on_pile, pile)
+        self._post(self._intake.take_call, call)
 
     def open(self, job: Job) -> None:
-        """Begin a job whose chunks follow with ``add`` and end with ``input_ended``."""
-        self._post(self._on_open, job)
+        """Begin a job whose chunks or piles follow and end with ``input_ended``."""
+        self._post(self._intake.open, job)
 
     def add(self, chunk: Chunk) -> None:
         """Run one more chunk of an open job."""
-        self._post(self._on_chunk, chunk)
+        self._post(self._intake.take_chunk, chunk)
+
+    def notice(self, pile: Pile) -> None:
+        """Run the items that are on the pile of an open job."""
+        self._post(self._intake.take_pile, pile)
 
     def add_failed(self, job: Job, first: int, size: int, error: BaseException) -> None:
         """A chunk of an open job that cannot be sent has this outcome instead."""
@@ -145,11 +146,11 @@ class Engine:
 
     def input_ended(self, job: Job, items: int, error: BaseException | None) -> None:
         """An open job had so many items, and then the input raised ``error`` (None: ended)."""
-        self._post(self._on_input_ended, job, items, error)
+        self._post(self._intake.end_input, job, items, error)
 
     def refuse(self, sink: Sink, error: BaseException) -> None:
         """Fail a job that was never submitted; its callbacks run where others do."""
-        self._post(self._on_refuse, sink, error)
+        self._post(self._intake.refuse, sink, error)
 
     def cancel(self, job: Job, *, kill: bool) -> bool:
         """End a job that has not begun, with ``kill`` also one that has; False if it is over.
@@ -176,7 +177,7 @@ class Engine:
 
     def close(self) -> None:
         """Take no more jobs; workers leave when all is done."""
-        self._post(self._on_close)
+        self._post(self._intake.close)
 
     def stop(self, *, force: bool = False) -> None:
         """End everything; does not wait. May be called at any instruction of any thread.
@@ -222,14 +223,13 @@ class Engine:
 
     def _refuse_rest(self) -> None:
         """Answer the events that came after the end."""
+        intake = self._intake
         for handler, arguments in self._inbox.take():
-            if handler == self._on_refuse:
+            if handler in (intake.refuse, self._on_stats):
                 handler(*arguments)
             elif handler == self._on_cancel:
                 arguments[2].put(False)
-            elif handler == self._on_stats:
-                handler(*arguments)
-            elif handler in (self._on_job, self._on_open, self._on_call):
+            elif handler in (intake.take_job, intake.open, intake.take_call):
                 arguments[0].sink.fail(self._end_error(), tell=False)
 
     def _end_error(self) -> BaseException:
@@ -248,7 +248,7 @@ class Engine:
             self.broken.__cause__ = sys.exc_info()[1]
             _log.exception("the pool's engine failed")
             self._crew.signal_all()
-            self._fail_all(tell=True)
+            self._intake.fail_all(tell=True)
             self._deadline = time.monotonic() + self._patience
         finally:
             try:
@@ -272,17 +272,14 @@ class Engine:
 
     def _take_events(self) -> None:
         """Calls that came one behind the other go into one group."""
-        on_call = self._on_call
+        intake = self._intake
+        take_call = intake.take_call
         for handler, arguments in self._inbox.take():
-            if self._calls and handler != on_call:
-                self._submit_calls()
+            if intake.calls and handler != take_call:
+                intake.submit_calls()
             handler(*arguments)
-        if self._calls:
-            self._submit_calls()
-
-    def _submit_calls(self) -> None:
-        calls, self._calls = self._calls, []
-        self._ledger.submitted([CallGroup(calls)])
+        if intake.calls:
+            intake.submit_calls()
 
     def _next_look(self) -> float | None:
         """Seconds until something is to be done although nothing comes in; None: never."""
@@ -304,7 +301,7 @@ class Engine:
         if isinstance(command, Send):
             self._crew.send(command.worker, command.units)
         elif isinstance(command, TakeBack):
-            self._crew.take_back(command.worker)
+            self._crew.relieve(command.worker)
         elif isinstance(command, Retire):
             self._crew.retire(command.worker)
         elif isinstance(command, Start):
@@ -318,59 +315,11 @@ class Engine:
 
     # Events from the inbox
 
-    def _on_job(self, job: Job, chunk: Chunk) -> None:
-        if self._admit(job):
-            self._ledger.submitted([chunk])
-
-    def _on_call(self, call: Call) -> None:
-        if self._stopped.is_set():
-            call.sink.fail(self._end_error(), tell=False)
-        else:
-            self._calls.append(call)
-
-    def _on_pile(self, pile: Pile) -> None:
-        group = pile.take()
-        if group.items and self._jobs.find(group.job) is not None:
-            self._ledger.submitted([group])
-
-    def _on_open(self, job: Job) -> None:
-        if self._admit(job):
-            self._ledger.source_opened()
-            if self._closing:
-                job.sink.lift_limit()
-
-    def _admit(self, job: Job) -> bool:
-        if self._stopped.is_set():
-            job.sink.fail(self._end_error(), tell=False)
-            return False
-        self._jobs.add(job)
-        if job.options is not PLAIN:
-            self._limits.admitted(job)
-        return True
-
-    def _on_chunk(self, chunk: Chunk) -> None:
-        if self._jobs.find(chunk.job) is not None:
-            self._ledger.submitted([chunk])
-
-    def _on_input_ended(self, job: Job, items: int, error: BaseException | None) -> None:
-        if self._jobs.find(job.number) is not None:
-            self._jobs.input_ended(job, items, error)
-        if not self._stopped.is_set():
-            self._ledger.source_ended()
-
     def _on_cancel(self, job: Job, kill: bool, answer: Answer[bool]) -> None:
         answer.put(self._limits.end_job(job, _cancelled(job), kill=kill))
 
     def _on_stats(self, answer: Answer[PoolStats | None]) -> None:
         answer.put(self._crew.stats())
-
-    def _on_refuse(self, sink: Sink, error: BaseException) -> None:
-        sink.fail(error, tell=True)
-
-    def _on_close(self) -> None:
-        self._closing = True
-        self._ledger.closed()
-        self._jobs.lift_limits()
 
     def _on_stop(self, force: bool) -> None:
         # As in multiprocessing, callbacks are not told of an end that the program asked for.
@@ -392,12 +341,7 @@ class Engine:
             return
         self._deadline = time.monotonic() + self._patience
         self._crew.signal_all()
-        self._fail_all(tell=tell)
-
-    def _fail_all(self, *, tell: bool) -> None:
-        self._stopped.set()
-        self._jobs.fail_calls(calls_of(self._ledger.terminated()), self._end_error, tell=tell)
-        self._jobs.fail_all(self._end_error, tell=tell)
+        self._intake.fail_all(tell=tell)
 
     def _force(self) -> None:
         """The time for a polite end is over."""

@@ -211,7 +211,12 @@ class SafePool(Calls):
         self, sink: Sink, func: Callable[..., Any], args: Iterable[Any], kwds: Mapping[str, Any]
     ) -> Job:
         """The same for a call without options, which may travel with others."""
-        if not kwds and type(args) is tuple and self._functions.are_by_name(func) and is_plain(args):
+        if (
+            not kwds
+            and type(args) is tuple
+            and self._functions.are_by_name(func)
+            and is_plain(args)
+        ):
             call = Call(sink, func, args, {}, None)
             self._engine.call(call)
             return call

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from typing_extensions import Self
-
 from safepool.core.values import dataclass
 
 
@@ -45,7 +43,7 @@ class Unit:
         """Are there items of this job in it?"""
         return bool(self.job == job.number)
 
-    def split(self, at: int) -> Self:
+    def split(self: U, at: int) -> U:  # noqa: PYI019 - typing.Self needs Python 3.11
         """Cut it; what is returned has the items from ``at`` on, of which none has begun."""
         raise TypeError(f"{type(self).__name__} cannot be cut")
 

@@ -209,6 +209,12 @@ def recall_cell(page: memoryview) -> memoryview:
     return page[_RECALL].cast("Q")
 
 
+def page_number(page: memoryview) -> int:
+    """The number of the task that was begun last."""
+    number: int = _CELL.unpack(bytes(page[_NUMBER]))[0]
+    return number
+
+
 def read_page(page: memoryview) -> Page:
     """What is committed, of a worker that is dead."""
     used, repeats, number, item, _ = _PAGE.unpack_from(page, 0)

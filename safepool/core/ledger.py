@@ -106,6 +106,11 @@ class Ledger(Generic[U]):
         seat = self._seats.get(worker)
         return seat.units.get(number) if seat else None
 
+    def first_unit(self, worker: int) -> U | None:
+        """The unit that the worker has had longest."""
+        seat = self._seats.get(worker)
+        return next(iter(seat.units.values()), None) if seat else None
+
     def queued(self) -> int:
         """Items that wait for a worker, or in one behind the item that it is at."""
         waiting = sum(unit.size - unit.done for unit in self._queue)
@@ -176,6 +181,10 @@ class Ledger(Generic[U]):
                 rest.is_rest = True
                 waiting.insert(0, rest)
         self._queue.extendleft(reversed(waiting))
+
+    def not_begun(self, worker: int) -> None:
+        """There was nothing to be taken back yet: the worker has not begun what it has."""
+        self._seats[worker].recalled = False
 
     def handed_back(self, worker: int, unit: U) -> None:
         """The worker saw in time that nothing more was to be begun; what is not resolved of the

@@ -390,7 +390,7 @@ def test_no_descriptor_is_left_by_a_handle_that_was_refused(host: Host) -> None:
         assert truth.open_files() == before
 
 
-@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()])
+@pytest.mark.parametrize("pid", [-1, 0, 1, os.getpid()], ids=["-1", "0", "1", "own"])
 def test_this_process_and_pid_1_are_refused(host: Host, pid: int) -> None:
     """Whoever asks, with whatever start time, by handle or by name."""
     with pytest.raises(ValueError):

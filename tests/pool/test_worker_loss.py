@@ -60,7 +60,7 @@ def test_a_chunk_loses_one_item_and_repeats_none(tmp_path: Path, chunksize: int)
         got = outcomes(pool.imap(lambda args: tasks.note(*args), items, chunksize))
     assert isinstance(got[7], WorkerLostError)
     if chunksize > 1:
-        assert f"item {7 % chunksize} of chunk {7 // chunksize}" in str(got[7])
+        assert "(item 7)" in str(got[7])
     assert got[:7] + got[8:] == [*range(7), *range(8, 30)]
     runs = Counter(int(file.name.split("-")[0]) for file in tmp_path.iterdir())
     assert runs == Counter(range(30))

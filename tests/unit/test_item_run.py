@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safepool.chunk_run import ChunkRun
 from safepool.copies import Copies
 from safepool.core import frames
+from safepool.item_run import NEVER, ItemRun
 
 VALUES = st.one_of(
     st.sampled_from([None, True, "text", 1.5]),
@@ -60,9 +60,10 @@ def test_each_value_is_known_before_the_next_item_begins(
 ) -> None:
     """Short and long, repeated and not; a changed list is not taken for the old one."""
     values = [value for value, times in runs for _ in range(times)]
-    items: list[Any] = [None] * first + list(range(len(values)))
+    items = range(len(values))
     owner, interrupts = Owner(), Interrupts()
-    chunk = ChunkRun(owner.page, 7, first, owner.send, Copies())
+    frames.write_page(owner.page, 7, first)
+    chunk = ItemRun(owner.page, NEVER, 7, first, owner.send, Copies())
 
     def task(place: int) -> Any:
         assert interrupts.in_task
@@ -81,7 +82,8 @@ def test_each_value_is_known_before_the_next_item_begins(
 def test_a_value_that_the_task_changes_is_kept_as_it_was() -> None:
     """One list, returned again and again: each time as it is then."""
     owner, shared = Owner(), []
-    chunk = ChunkRun(owner.page, 7, 0, owner.send, Copies())
+    frames.write_page(owner.page, 7, 0)
+    chunk = ItemRun(owner.page, NEVER, 7, 0, owner.send, Copies())
 
     def task(item: int) -> list[int]:
         shared.append(item)
@@ -95,7 +97,8 @@ def test_a_value_that_the_task_changes_is_kept_as_it_was() -> None:
 def test_an_error_ends_the_chunk_where_it_came(error: type[BaseException]) -> None:
     """What was finished is known, and which item failed; StopIteration is an error as any."""
     owner, interrupts = Owner(), Interrupts()
-    chunk = ChunkRun(owner.page, 7, 0, owner.send, Copies())
+    frames.write_page(owner.page, 7, 0)
+    chunk = ItemRun(owner.page, NEVER, 7, 0, owner.send, Copies())
 
     def task(item: int) -> None:
         if item == 5:
@@ -112,7 +115,8 @@ def test_a_fork_that_returns_from_an_item_ends_there() -> None:
     """It writes nothing into the page that it shares with the worker."""
     owner, me = Owner(), os.getpid()
     reader, writer = os.pipe()
-    chunk = ChunkRun(owner.page, 7, 0, owner.send, Copies())
+    frames.write_page(owner.page, 7, 0)
+    chunk = ItemRun(owner.page, NEVER, 7, 0, owner.send, Copies())
 
     def task(item: int) -> None:
         if item == 2:
@@ -131,3 +135,46 @@ def test_a_fork_that_returns_from_an_item_ends_there() -> None:
     assert owner.knows(0) == [None] * 4
     os.close(reader)
     os.close(writer)
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 8))
+def test_a_recall_stops_before_the_next_item(count: int, when: int, number: int) -> None:
+    """What was begun goes on; of a task that is recalled nothing more is begun."""
+    owner = Owner()
+    frames.write_page(owner.page, 7, 0)
+    cell = frames.recall_cell(owner.page)
+    chunk = ItemRun(owner.page, cell, 7, 0, owner.send, Copies())
+    begun: list[int] = []
+
+    def task(item: int) -> int:
+        begun.append(item)
+        if item == when:
+            frames.recall(owner.page, number)
+        return item
+
+    chunk.run(task, range(count), Interrupts(), star=False, by_value=False)
+    expected = min(when + 1, count) if number >= 7 else count
+    assert begun == list(range(expected))
+    assert chunk.item == expected
+    assert owner.knows(0) == begun
+
+
+def test_an_item_with_another_answer_is_passed_over() -> None:
+    """A task of a group that fails leaves the others as they are."""
+    owner = Owner()
+    frames.write_page(owner.page, 7, 0)
+    run = ItemRun(owner.page, NEVER, 7, 0, owner.send, Copies())
+
+    def task(item: int) -> int:
+        return 6 // (item - 2)
+
+    with pytest.raises(ZeroDivisionError):
+        run.run(task, range(5), Interrupts(), star=False, by_value=False)
+    run.flush()
+    assert run.item == 2
+    run.skip()
+    assert frames.read_page(owner.page) == (7, 3, b"")
+    run.run(task, range(3, 5), Interrupts(), star=False, by_value=False)
+    run.flush()
+    assert [item for item, _ in owner.sent] == [0, 3]
+    assert run.item == 5

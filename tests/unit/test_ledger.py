@@ -1,53 +1,79 @@
 """The ledger: every item is resolved once and is never with two workers, whatever happens.
 
-The model below plays owner and workers: it carries out commands, begins units in
-order of their claims, and lets workers answer, die, hang or fail to start as
-hypothesis says. It keeps its own book of what ran where.
+The model below plays owner and workers: it carries out commands, notes and begins items as
+workers do, and lets workers answer, die, hang or fail to start as hypothesis says. Between a
+worker's note and its beginning it may be recalled. It keeps its own book of what ran where.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safepool.core.commands import Break, Finish, Retire, Send, Start, TakeBack, Unit
-from safepool.core.ledger import QUICK, Ledger
+from safepool.core.dealing import HELD_UP, QUICK, STALLED
+from safepool.core.ledger import Ledger
+
+
+class Piece(Unit):
+    """A unit that can be cut."""
+
+    def split(self, at: int) -> Piece:
+        assert self.may_split
+        assert self.done < at < self.size
+        nbytes = self.nbytes * (self.size - at) // self.size if self.is_group else self.nbytes
+        rest = Piece(self.job, self.first + at, self.size - at, nbytes, may_split=True)
+        rest.is_group = self.is_group
+        rest.is_rest = self.is_rest
+        self.size = at
+        return rest
+
+
+def unit(first: int, size: int = 1, nbytes: int = 10, kind: str = "chunk") -> Piece:
+    """A "chunk" is whole; a "map" may be cut; a "group" has tasks of their own."""
+    piece = Piece(1, first, size, nbytes, may_split=kind != "chunk")
+    piece.is_group = kind == "group"
+    return piece
 
 
 @dataclass
 class Worker:
-    """A worker of the model: offered units, and the one that it runs."""
+    """A worker of the model: sent units, and the one that it is at."""
 
     ready: bool = False
-    offered: list[Unit] = field(default_factory=list)
-    running: Unit | None = None
+    sent: list[Piece] = field(default_factory=list)
+    running: Piece | None = None
+    is_in_item: bool = False
+    is_recalled: bool = False
     retiring: bool = False
-    units_run: int = 0
+    tasks_run: int = 0
 
 
 class Model:
     """Carries out the ledger's commands and checks each."""
 
     def __init__(self, processes: int, lifetime: int | None) -> None:
-        self.ledger: Ledger[Unit] = Ledger(processes, lifetime)
+        self.ledger: Ledger[Piece] = Ledger(processes, lifetime)
         self.processes = processes
         self.lifetime = lifetime
         self.workers: dict[int, Worker] = {}
         self.next_worker = 0
         self.now = 0.0
-        self.submitted: set[tuple[int, int]] = set()
-        self.resolved: Counter[tuple[int, int]] = Counter()
-        self.begun: Counter[tuple[int, int]] = Counter()
-        self.postponed: list[Unit] = []
+        self.submitted: set[int] = set()
+        self.resolved: Counter[int] = Counter()
+        self.begun: Counter[int] = Counter()
+        self.postponed: list[Piece] = []
         self.finished = self.broken = False
         self.starts_fail = False
 
-    def submit(self, index: int, size: int) -> None:
-        self.submitted |= {(index, item) for item in range(size)}
-        self.ledger.submitted([Unit(1, index, size, 100)])
+    def submit(self, index: int, size: int, kind: str) -> None:
+        first = index * 100
+        self.submitted |= set(range(first, first + size))
+        self.ledger.submitted([unit(first, size, 100, kind)])
 
     def advance(self) -> None:
         for _ in range(10_000):
@@ -72,25 +98,23 @@ class Model:
             worker = self.workers[command.worker]
             assert worker.ready
             assert not worker.retiring
-            held = [unit for other in self.workers.values() for unit in self.held(other)]
-            for unit in command.units:
-                assert not any(unit is other for other in held), "with two workers at a time"
-            worker.offered += command.units
+            held = [each for other in self.workers.values() for each in self.held(other)]
+            for each in command.units:
+                assert not any(each is other for other in held), "with two workers at a time"
+                assert each.done < each.size
+            worker.sent += command.units
         elif isinstance(command, TakeBack):
-            worker = self.workers[command.worker]
-            numbers = [unit.number for unit in worker.offered]
-            worker.offered.clear()
-            self.ledger.taken_back(command.worker, numbers)
+            self.take_back(command.worker)
         elif isinstance(command, Retire):
             worker = self.workers[command.worker]
             assert not self.held(worker)
             worker.retiring = True
         elif isinstance(command, Break):
             self.broken = True
-            for unit in [*self.ledger.terminated(), *self.postponed]:
-                self.give_up(unit)
+            for each in [*self.ledger.terminated(), *self.postponed]:
+                self.give_up(each)
             for worker in self.workers.values():
-                worker.offered.clear()
+                worker.sent.clear()
                 worker.running = None
         else:
             assert isinstance(command, Finish)
@@ -99,13 +123,28 @@ class Model:
             assert not self.workers
             self.finished = True
 
-    @staticmethod
-    def held(worker: Worker) -> list[Unit]:
-        return worker.offered + ([worker.running] if worker.running else [])
+    def recall(self, number: int) -> None:
+        """Somebody cancels something."""
+        if self.workers[number].ready:
+            self.take_back(number)
 
-    def give_up(self, unit: Unit) -> None:
-        for item in range(unit.done, unit.size):
-            self.resolved[unit.index, item] += 1
+    def take_back(self, number: int) -> None:
+        """What was not begun comes back; the worker notices when it looks next."""
+        worker = self.workers[number]
+        if worker.running is None:
+            self.ledger.not_begun(number)
+            return
+        self.ledger.taken_back(number, worker.running.number)
+        worker.sent.clear()
+        worker.is_recalled = True
+
+    @staticmethod
+    def held(worker: Worker) -> list[Piece]:
+        return worker.sent + ([worker.running] if worker.running else [])
+
+    def give_up(self, piece: Piece) -> None:
+        for item in range(piece.done, piece.size):
+            self.resolved[piece.first + item] += 1
 
     def make_ready(self, number: int) -> None:
         worker = self.workers[number]
@@ -114,49 +153,69 @@ class Model:
             self.ledger.ready(number, self.now)
 
     def begin(self, number: int) -> None:
+        """The next step of a worker: to note an item, or to look for a recall and begin it."""
         worker = self.workers[number]
-        if worker.retiring:
+        if worker.retiring or worker.is_in_item:
             return
-        if worker.running is None and worker.offered:
-            worker.running = worker.offered.pop(0)
-            self.begun[worker.running.index, worker.running.done] += 1
+        if worker.running is None:
+            if worker.sent:
+                worker.running = worker.sent.pop(0)
+                worker.is_recalled = False
+            return
+        piece = worker.running
+        if worker.is_recalled and (piece.may_split or not piece.done):
+            worker.running = None
+            self.ledger.handed_back(number, piece)
+            return
+        worker.is_in_item = True
+        self.begun[piece.first + piece.done] += 1
 
     def finish_item(self, number: int) -> None:
         worker = self.workers[number]
-        unit = worker.running
-        if unit is None:
+        piece = worker.running
+        if piece is None or not worker.is_in_item:
             return
-        self.resolved[unit.index, unit.done] += 1
-        unit.done += 1
-        if unit.done < unit.size:
-            self.begun[unit.index, unit.done] += 1
-            return
-        worker.running = None
-        worker.units_run += 1
-        assert self.lifetime is None or worker.units_run <= self.lifetime
-        self.ledger.answered(number, unit)
+        worker.is_in_item = False
+        self.resolved[piece.first + piece.done] += 1
+        piece.done += 1
+        is_through = piece.done == piece.size
+        tasks = 1 if piece.is_group else int(is_through)
+        worker.tasks_run += tasks
+        assert self.lifetime is None or worker.tasks_run <= self.lifetime
+        self.ledger.progressed(number, 1, tasks=tasks)
+        if is_through:
+            worker.running = None
+            self.ledger.answered(number, piece)
 
     def bounce(self, number: int) -> None:
         """The worker cannot read the unit that it has just begun."""
         worker = self.workers[number]
-        unit = worker.running
-        if unit is not None and self.begun[unit.index, unit.done] == 1 and not unit.done:
+        piece = worker.running
+        if piece is None or piece.done or not worker.is_in_item:
+            return
+        if self.begun[piece.first] == 1:
             worker.running = None
-            del self.begun[unit.index, unit.done]
-            self.ledger.bounced(number, unit)
+            worker.is_in_item = False
+            del self.begun[piece.first]
+            parts = [piece]
+            if piece.is_group:
+                parts = [unit(piece.first + item) for item in range(piece.size)]
+            self.ledger.bounced(number, piece.number, parts)
 
     def postpone(self, number: int) -> None:
         """What the worker runs has failed, and is to be tried again later."""
         worker = self.workers[number]
-        unit = worker.running
-        if unit is None or unit.size != 1:
+        piece = worker.running
+        if piece is None or piece.size != 1 or piece.may_split or not worker.is_in_item:
             return
         worker.running = None
-        worker.units_run += 1
-        del self.begun[unit.index, 0]
-        self.ledger.answered(number, unit)
+        worker.is_in_item = False
+        worker.tasks_run += 1
+        del self.begun[piece.first]
+        self.ledger.progressed(number, 1, tasks=1)
+        self.ledger.answered(number, piece)
         self.ledger.postponed()
-        self.postponed.append(unit)
+        self.postponed.append(piece)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -165,20 +224,25 @@ class Model:
 
     def resume(self) -> None:
         """Now is later."""
-        for unit in self.postponed:
-            self.ledger.resumed(unit)
+        for each in self.postponed:
+            self.ledger.resumed(each)
         self.postponed.clear()
 
     def die(self, number: int) -> None:
         worker = self.workers.pop(number)
         ran = worker.running
-        lost = self.ledger.lost(number, [unit.number for unit in worker.offered])
-        if ran is None or self.broken:
+        lost = self.ledger.lost(number, ran.number if ran else 0)
+        if self.broken:
             assert lost is None
+        elif ran is None:
+            if lost is not None:
+                assert lost.unit.missed >= 3
+                self.resolved[lost.unit.first + lost.item] += 1
         else:
             assert lost is not None
             assert lost.unit is ran, "the death is put down to the wrong unit"
-            self.resolved[ran.index, lost.item] += 1
+            assert lost.item == ran.done - 1
+            self.resolved[ran.first + lost.item] += 1
 
     def run_down(self) -> None:
         """From here on everything goes well: all is to be resolved and the ledger to finish."""
@@ -195,6 +259,7 @@ class Model:
             for number, worker in list(self.workers.items()):
                 self.make_ready(number)
                 self.begin(number)
+                self.begin(number)
                 self.finish_item(number)
                 if self.broken or (worker.retiring and not self.held(worker)):
                     self.die(number)
@@ -202,7 +267,8 @@ class Model:
 
 
 KINDS = ["submit"] * 3 + ["ready"] * 2 + ["begin"] * 3 + ["finish"] * 4 + ["die", "time"]
-RARE = ["bounce", "fail", "heal", "postpone", "postpone"]
+SIZES = (1, 2, 3, 1, 4, 9, 5, 40)
+RARE = ["recall", "bounce", "fail", "heal", "postpone", "postpone"]
 EVENTS = st.lists(
     st.tuples(st.sampled_from(KINDS + RARE), st.integers(0, 7)), min_size=10, max_size=150
 )
@@ -216,28 +282,25 @@ def test_each_item_once(
     """Each item is resolved exactly once and begun at most once, and the pool ends."""
     model = Model(processes, lifetime)
     model.advance()
+    steps: dict[str, Callable[[int], None]] = {
+        "ready": model.make_ready,
+        "begin": model.begin,
+        "finish": model.finish_item,
+        "postpone": model.postpone,
+        "bounce": model.bounce,
+        "recall": model.recall,
+        "die": model.die,
+    }
     for count, (event, value) in enumerate(events):
         living = sorted(model.workers)
-        number = living[value % len(living)] if living else None
         if event == "submit" and not model.broken:
-            model.submit(count, value % 4 + 1)
+            model.submit(count, SIZES[value], ("chunk", "map", "group")[value % 3])
         elif event == "time":
             model.pass_time((0.0001, 0.002, 0.1)[value % 3])
         elif event in ("fail", "heal"):
             model.starts_fail = event == "fail"
-        elif number is not None and event == "ready":
-            model.make_ready(number)
-        elif number is not None and event == "begin":
-            model.begin(number)
-        elif number is not None and event == "finish":
-            model.finish_item(number)
-        elif event == "postpone":
-            for each in living:
-                model.postpone(each)
-        elif number is not None and event == "bounce":
-            model.bounce(number)
-        elif number is not None and event == "die":
-            model.die(number)
+        elif living and event in steps:
+            steps[event](living[value % len(living)])
         model.advance()
     model.run_down()
     assert set(model.resolved) == model.submitted
@@ -245,77 +308,153 @@ def test_each_item_once(
     assert set(model.begun.values()) <= {1}
 
 
-def quick_ledger(units: int) -> Ledger[Unit]:
-    """Two workers that have shown themselves quick, and so many units in the queue."""
-    ledger: Ledger[Unit] = Ledger(2)
-    for worker in (1, 2):
+def ready_ledger(workers: int = 2, lifetime: int | None = None) -> Ledger[Piece]:
+    """Workers that have nothing to do and have shown nothing yet."""
+    ledger: Ledger[Piece] = Ledger(workers, lifetime)
+    for worker in range(1, workers + 1):
         ledger.started(worker)
         ledger.ready(worker, 0.0)
-    warm_up = [Unit(0, index, 1, 10) for index in range(2)]
-    ledger.submitted(warm_up)
-    for command in ledger.advance(0.0):
-        assert isinstance(command, Send)
-        for unit in command.units:
-            ledger.answered(command.worker, unit)
-    assert not ledger.advance(QUICK / 100)
-    ledger.submitted([Unit(1, index, 1, 10) for index in range(units)])
     return ledger
 
 
+def run(ledger: Ledger[Piece], worker: int, piece: Piece, items: int) -> None:
+    """The worker is through with so many items."""
+    piece.done += items
+    is_through = piece.done == piece.size
+    ledger.progressed(worker, items, tasks=items if piece.is_group else int(is_through))
+    if is_through:
+        ledger.answered(worker, piece)
+
+
+def quick_ledger(units: list[Piece]) -> Ledger[Piece]:
+    """Two workers that have shown themselves quick, and these units in the queue."""
+    ledger = ready_ledger()
+    ledger.submitted([unit(-1), unit(-2)])
+    for command in ledger.advance(0.0):
+        assert isinstance(command, Send)
+        for each in command.units:
+            run(ledger, command.worker, each, 1)
+    assert not ledger.advance(QUICK / 100)
+    ledger.submitted(units)
+    return ledger
+
+
+def pieces(commands: list[object]) -> dict[int, list[Piece]]:
+    return {each.worker: each.units for each in commands if isinstance(each, Send)}
+
+
 def sent(commands: list[object]) -> dict[int, list[int]]:
+    """The items that each worker got."""
     return {
-        command.worker: [unit.index for unit in command.units]
-        for command in commands
-        if isinstance(command, Send)
+        worker: [each.first + item for each in units for item in range(each.done, each.size)]
+        for worker, units in pieces(commands).items()
     }
 
 
-def test_slow_workers_get_one_unit_at_a_time() -> None:
+def test_slow_workers_get_one_item_at_a_time() -> None:
     """Before a worker has shown itself quick nothing waits behind its task."""
-    ledger: Ledger[Unit] = Ledger(2)
-    for worker in (1, 2):
-        ledger.started(worker)
-        ledger.ready(worker, 0.0)
-    ledger.submitted([Unit(1, index, 1, 10) for index in range(5)])
-    assert sent(list(ledger.advance(0.0))) == {1: [0], 2: [1]}
-    assert not ledger.advance(1.0)
+    for units in ([unit(index) for index in range(5)], [unit(0, 5, kind="group")]):
+        ledger = ready_ledger()
+        ledger.submitted(units)
+        assert sent(list(ledger.advance(0.0))) == {1: [0], 2: [1]}
+        assert not ledger.advance(1.0)
 
 
 def test_quick_workers_get_equal_shares() -> None:
     """A short queue is divided, not given to whoever comes first."""
-    assert sent(list(quick_ledger(10).advance(0.001))) == {
-        1: [0, 1, 2, 3, 4],
-        2: [5, 6, 7, 8, 9],
-    }
+    for units in ([unit(index) for index in range(10)], [unit(0, 10, kind="group")]):
+        assert sent(list(quick_ledger(units).advance(0.001))) == {
+            1: [0, 1, 2, 3, 4],
+            2: [5, 6, 7, 8, 9],
+        }
 
 
 def test_large_units_are_not_prefetched() -> None:
     """What is large waits in the owner, where any worker can get it."""
-    ledger = quick_ledger(0)
-    ledger.submitted([Unit(1, index, 1, 1 << 20) for index in range(6)])
+    ledger = quick_ledger([unit(index, nbytes=1 << 20) for index in range(6)])
     assert sent(list(ledger.advance(0.001))) == {1: [0], 2: [1]}
+
+
+def test_a_group_is_cut_by_its_bytes() -> None:
+    """Many items of some kilobytes each do not all go at once."""
+    ledger = quick_ledger([unit(0, 100, nbytes=100 * (1 << 13), kind="group")])
+    assert {worker: len(items) for worker, items in sent(list(ledger.advance(0.001))).items()} == {
+        1: 8,
+        2: 8,
+    }
 
 
 def test_waiting_units_are_taken_back_from_a_worker_that_is_held_up() -> None:
     """A unit never waits behind a slow task while another worker has nothing to do."""
-    ledger = quick_ledger(6)
-    commands = ledger.advance(0.001)
-    units = {c.worker: c.units for c in commands if isinstance(c, Send)}
-    for unit in units[2]:
-        ledger.answered(2, unit)
+    ledger = quick_ledger([unit(index) for index in range(6)])
+    units = pieces(list(ledger.advance(0.001)))
+    for each in units[2]:
+        run(ledger, 2, each, 1)
+    assert not ledger.advance(0.002)
     soon = ledger.look_again_in(0.002)
     assert soon is not None
-    assert soon <= QUICK
-    assert not ledger.advance(0.002)
+    assert soon <= STALLED
     assert ledger.advance(0.002 + soon) == [TakeBack(1)]
-    ledger.taken_back(1, [unit.number for unit in units[1][1:]])
-    again = sent(list(ledger.advance(0.1)))
-    assert again[2][0] == units[1][1].index
+    ledger.taken_back(1, units[1][0].number)
+    assert sent(list(ledger.advance(0.1)))[2][0] == units[1][1].first
+    assert ledger.look_again_in(0.1) is None, "nothing is left that could be taken back"
+
+
+def test_a_group_is_cut_behind_the_item_that_holds_it_up() -> None:
+    """Also while all have something to do: what was finished must not wait in the page."""
+    ledger = quick_ledger([unit(0, 20, kind="group")])
+    group = pieces(list(ledger.advance(0.001)))[1][0]
+    assert (group.first, group.size) == (0, 10)
+    soon = ledger.look_again_in(0.001)
+    assert soon is not None
+    assert HELD_UP / 2 < soon <= HELD_UP
+    assert TakeBack(1) in ledger.advance(0.001 + soon)
+    run(ledger, 1, group, 3)  # in its page
+    ledger.taken_back(1, group.number)
+    assert (group.done, group.size) == (3, 4)
+    run(ledger, 1, group, 1)
+    assert sent(list(ledger.advance(0.1)))[1] == [4], "one at a time again"
+
+
+def test_what_was_not_begun_after_all_is_queued_again() -> None:
+    """The worker saw the recall before the item that it had noted."""
+    ledger = quick_ledger([unit(0, 4, kind="group")])
+    group = pieces(list(ledger.advance(0.001)))[1][0]
+    ledger.taken_back(1, group.number)
+    assert group.size == 1
+    ledger.handed_back(1, group)
+    again = sent(list(ledger.advance(0.002)))
+    assert 0 in [*again.get(1, []), *again.get(2, [])]
+
+
+def test_idle_workers_get_parts_of_a_chunk() -> None:
+    """The end of a map of uneven items: smaller and smaller parts for whoever has nothing."""
+    ledger = ready_ledger(4)
+    ledger.submitted([unit(0, 101, kind="map")])
+    (chunk,) = pieces(list(ledger.advance(0.0)))[1]
+    assert chunk.size == 101, "not cut before somebody waits for it"
+    assert ledger.advance(STALLED) == [TakeBack(1)]
+    ledger.taken_back(1, chunk.number)
+    parts = sent(list(ledger.advance(STALLED)))
+    assert [len(parts[worker]) for worker in (2, 3, 4)] == [13, 11, 10]
+    assert parts[2][0] == 1
+    assert ledger.queued() == 66 + 12 + 10 + 9
+
+
+def test_a_worker_gets_no_more_tasks_than_it_may_run() -> None:
+    """Items of a group are tasks; a chunk is one."""
+    ledger = ready_ledger(1, lifetime=3)
+    ledger.submitted([unit(-1)])
+    (first,) = pieces(list(ledger.advance(0.0)))[1]
+    run(ledger, 1, first, 1)
+    assert not ledger.advance(QUICK / 100)
+    ledger.submitted([unit(0, 5, kind="group")])
+    assert sent(list(ledger.advance(0.001))) == {1: [0, 1]}
 
 
 def test_a_failing_start_is_tried_a_bounded_number_of_times() -> None:
     """Workers that never get ready break the pool instead of being started for ever."""
-    ledger: Ledger[Unit] = Ledger(3)
+    ledger: Ledger[Piece] = Ledger(3)
     attempts = 0
     for _ in range(100):
         commands = ledger.advance(0.0)
@@ -326,26 +465,41 @@ def test_a_failing_start_is_tried_a_bounded_number_of_times() -> None:
             for _ in range(command.count):
                 attempts += 1
                 ledger.started(attempts)
-        ledger.lost(attempts, [])
+        ledger.lost(attempts, 0)
     else:
         raise AssertionError("never gave up")
     assert attempts <= 3 + 5
 
 
+def test_a_task_that_nobody_can_take_is_given_up() -> None:
+    """Three workers die before they begin it: it is put down to the task."""
+    ledger = ready_ledger(1)
+    piece = unit(0)
+    ledger.submitted([piece])
+    for worker in (1, 2, 3):
+        assert [each for each in ledger.advance(1.0) if isinstance(each, Send)] == [
+            Send(worker, [piece])
+        ]
+        lost = ledger.lost(worker, 0)
+        assert (lost is None) == (worker < 3)
+        ledger.started(worker + 1)
+        ledger.ready(worker + 1, 1.0)
+    assert lost is not None
+    assert lost.complete
+
+
 def test_an_open_source_keeps_a_closed_pool_going() -> None:
     """close() while an input is being read: what is still to come is run, too."""
-    ledger: Ledger[Unit] = Ledger(1)
-    ledger.started(1)
-    ledger.ready(1, 0.0)
+    ledger = ready_ledger(1)
     ledger.source_opened()
     ledger.closed()
     assert not ledger.advance(0.0)
-    unit = Unit(1, 0, 1, 10)
-    ledger.submitted([unit])
-    assert ledger.advance(0.0) == [Send(1, [unit])]
-    ledger.answered(1, unit)
+    piece = unit(0)
+    ledger.submitted([piece])
+    assert ledger.advance(0.0) == [Send(1, [piece])]
+    run(ledger, 1, piece, 1)
     assert not ledger.advance(0.0)
     ledger.source_ended()
     assert ledger.advance(0.0) == [Retire(1)]
-    ledger.lost(1, [])
+    ledger.lost(1, 0)
     assert ledger.advance(0.0) == [Finish()]
