@@ -356,7 +356,8 @@ class Crew:
         """Say which task is lost, with whom, and why."""
         code, name = channel.process.exitcode, job.name() if job else "its task"
         is_one_of_many = job is not None and job.kind != frames.CALL
-        where = f" (item {unit.first + item})" if is_one_of_many else ""
+        place = unit.place(item) if isinstance(unit, ItemGroup) else unit.first + item
+        where = f" (item {place})" if is_one_of_many else ""
         message = f"{self._last_death} while it ran {name}{where}; only this task is lost"
         trace = traceback_in(channel.last_words(), code)
         message += f"\n{trace}" if trace else ""

@@ -14,7 +14,7 @@ from typing import Any
 
 from safepool import payload
 from safepool.core.ledger import Ledger
-from safepool.groups import CallGroup, Group
+from safepool.groups import CallGroup, Group, ItemGroup
 from safepool.jobs import Chunk, Job, Jobs, unreadable
 
 Travelling = Chunk | Group
@@ -130,7 +130,9 @@ class Deliveries:
         self.failed += failed
         self.done += len(values) - failed
         if not isinstance(unit, CallGroup):
-            self._jobs.deliver(unit.job, unit.first + start, len(values), values, errors)
+            assert isinstance(unit, ItemGroup)
+            first, count = unit.place(start), len(values)
+            self._jobs.deliver(unit.job, first, count, values, errors, unit.step)
             return
         for place, call in enumerate(unit.items[start : start + len(values)]):
             if not call.is_over:

@@ -254,7 +254,12 @@ class _FutureSink:
         return True
 
     def put(
-        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self,
+        first: int,
+        size: int,
+        values: list[Any],
+        errors: dict[int, BaseException] | None,
+        step: int = 1,
     ) -> bool:
         """Engine: the call is done."""
         if errors:

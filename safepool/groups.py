@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from safepool import payload
 from safepool.core import frames
@@ -54,6 +54,12 @@ class Functions:
     def __init__(self, *, by_value: bool) -> None:
         self.by_value = by_value
         self._by_name: set[Any] = set()
+
+    def make_plain(self, function: Any, args: Any, kwds: Any) -> bool:
+        """Can this call wait, and go in a group's pickle? No keywords is the usual case."""
+        if type(args) is not tuple or type(kwds) is not dict or kwds:
+            return False
+        return self.are_by_name(function) and is_plain(args)
 
     def are_by_name(self, function: Any) -> bool:
         """Can it travel in a group's pickle? Cheap for a function that was asked for before."""
@@ -150,6 +156,24 @@ class Group(Unit):
         super().__init__(job, first, len(items), nbytes, may_split=True)
         self.items = items
 
+    def part(self: G, which: slice) -> G:  # noqa: PYI019 - typing.Self needs Python 3.11
+        """Make a group of some of its items."""
+        raise NotImplementedError
+
+    def split(self: G, at: int) -> G:  # noqa: PYI019 - typing.Self needs Python 3.11
+        """Cut it."""
+        rest = self.part(slice(at, None))
+        self.nbytes -= rest.nbytes
+        del self.items[at:]
+        self.size = at
+        return rest
+
+    def deal(self: G, ways: int) -> list[G]:  # noqa: PYI019 - typing.Self needs Python 3.11
+        """Deal it out."""
+        if ways == 1:
+            return [self]
+        return [self.part(slice(place, None, ways)) for place in range(min(ways, self.size))]
+
     def _keep(self, items: list[Any]) -> None:
         """Have these instead, none of them begun."""
         self.nbytes = self.nbytes * len(items) // max(1, self.size)
@@ -162,28 +186,36 @@ class Group(Unit):
         raise NotImplementedError
 
 
+G = TypeVar("G", bound=Group)
+
+
 class ItemGroup(Group):
-    """Items of one map; ``sealed``: each of them is a pickle."""
+    """Items of one map, each ``step`` behind the one before; ``sealed``: each is a pickle."""
 
-    __slots__ = ("sealed",)
+    __slots__ = ("sealed", "step")
 
-    def __init__(self, job: int, first: int, items: list[Any], *, sealed: bool) -> None:
+    def __init__(
+        self, job: int, first: int, items: list[Any], *, sealed: bool, step: int = 1
+    ) -> None:
         nbytes = sum(map(len, items)) if sealed else _PLAIN_BYTES * len(items)
         super().__init__(job, first, items, nbytes)
         self.sealed = sealed
+        self.step = step
 
-    def split(self, at: int) -> ItemGroup:
-        """Cut it."""
-        rest = ItemGroup(self.job, self.first + at, self.items[at:], sealed=self.sealed)
-        self.nbytes -= rest.nbytes
-        del self.items[at:]
-        self.size = at
-        return rest
+    def place(self, item: int) -> int:
+        """The position of an item in the input."""
+        return self.first + item * self.step
+
+    def part(self, which: slice) -> ItemGroup:
+        """Make a group of some of its items."""
+        step = self.step * (which.step or 1)
+        first = self.place(which.start)
+        return ItemGroup(self.job, first, self.items[which], sealed=self.sealed, step=step)
 
     def prepare(self) -> None:
         """It is about to be sent, perhaps once more."""
         if self.done:
-            self.first += self.done
+            self.first = self.place(self.done)
             self._keep(self.items[self.done :])
 
     def body(self) -> bytes:
@@ -193,8 +225,9 @@ class ItemGroup(Group):
     def alone(self, job: Job) -> list[Chunk]:
         """Make what travels alone of the items that are not done."""
         chunks = []
-        for place, item in enumerate(self.items[self.done :], self.first + self.done):
-            plain = payload.loads(item) if self.sealed else item
+        for item in range(self.done, self.size):
+            place = self.place(item)
+            plain = payload.loads(self.items[item]) if self.sealed else self.items[item]
             body = payload.dumps_items((plain,), place, by_value=job.by_value)
             chunks.append(Chunk(job, place, 1, body, (plain,)))
         return chunks
@@ -213,13 +246,9 @@ class CallGroup(Group):
         """Is this call in it, and not done?"""
         return any(call is job for call in self.items[self.done :])
 
-    def split(self, at: int) -> CallGroup:
-        """Cut it."""
-        rest = CallGroup(self.items[at:])
-        self.nbytes -= rest.nbytes
-        del self.items[at:]
-        self.size = at
-        return rest
+    def part(self, which: slice) -> CallGroup:
+        """Make a group of some of its calls."""
+        return CallGroup(self.items[which])
 
     def prepare(self) -> None:
         """It is about to be sent: leave out whom nobody wants any more."""

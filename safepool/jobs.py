@@ -156,12 +156,13 @@ class Jobs:
         size: int,
         values: list[Any],
         errors: dict[int, BaseException] | None,
+        step: int = 1,
     ) -> None:
         """Give the outcomes of items to their job, if that still waits for them."""
         job = self._jobs.get(number)
         if job is not None:
             self._touched.add(job.sink)
-            if job.sink.put(first, size, values, errors):
+            if job.sink.put(first, size, values, errors, step):
                 self.forget(job)
 
     def input_ended(self, job: Job, items: int, error: BaseException | None) -> None:

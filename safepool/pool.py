@@ -27,7 +27,7 @@ from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
 from safepool.core.policy import DEFAULT_GRACE, OnOwnerDeath, Strays, checked_policy
 from safepool.engine import Engine
 from safepool.errors import PoolClosedError
-from safepool.groups import MOST_SEALED, Call, Functions, is_plain
+from safepool.groups import MOST_SEALED, Call, Functions
 from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
@@ -211,12 +211,7 @@ class SafePool(Calls):
         self, sink: Sink, func: Callable[..., Any], args: Iterable[Any], kwds: Mapping[str, Any]
     ) -> Job:
         """The same for a call without options, which may travel with others."""
-        if (
-            not kwds
-            and type(args) is tuple
-            and self._functions.are_by_name(func)
-            and is_plain(args)
-        ):
+        if self._functions.make_plain(func, args, kwds):
             call = Call(sink, func, args, {}, None)
             self._engine.call(call)
             return call

@@ -35,9 +35,15 @@ class Sink(Protocol):
         """A unit goes to a worker; False: nobody wants it any more, and the job is over."""
 
     def put(
-        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self,
+        first: int,
+        size: int,
+        values: list[Any],
+        errors: dict[int, BaseException] | None,
+        step: int = 1,
     ) -> bool:
-        """Take the outcome of ``size`` items from ``first`` on; True when the job is complete.
+        """Take the outcome of ``size`` items, of which ``first`` is the first and each other is
+        ``step`` behind the one before; True when the job is complete.
 
         ``values`` ends at an error that ended a chunk.
         """
@@ -185,7 +191,12 @@ class AsyncResult:
         return self._complete and not self._success and _is_cancelled(self._value)
 
     def put(
-        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self,
+        first: int,
+        size: int,
+        values: list[Any],
+        errors: dict[int, BaseException] | None,
+        step: int = 1,
     ) -> bool:
         """Engine: take the outcome."""
         if errors:
@@ -251,7 +262,12 @@ class MapResult(AsyncResult):
             self._end(True, [])
 
     def put(
-        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self,
+        first: int,
+        size: int,
+        values: list[Any],
+        errors: dict[int, BaseException] | None,
+        step: int = 1,
     ) -> bool:
         """Engine: take one chunk; the first error that arrives is the map's."""
         self._left -= size

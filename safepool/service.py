@@ -260,7 +260,8 @@ class _Service:
         try:
             function, items = self._user(self._load_group, (task,), {})
         except BaseException as error:
-            self._not_loaded(task, task.item, error)
+            # Whatever it was (a name, Ctrl-C): the owner sends them again, each alone.
+            self._fail(frames.BY_VALUE, task.item, task, error)
             return
         run = self._item_run(task)
         while run.item < task.end:

@@ -17,6 +17,8 @@ from safepool.latch import Bell
 from safepool.results import check_owner
 
 _MOMENT = 0.02
+_MISSING, _NONE = object(), object()
+"""In the place of an outcome that has not arrived, and of one that there will not be."""
 
 
 class Stream:
@@ -40,7 +42,7 @@ class Stream:
         self._full_at = 0.0
         self._unlimited = False
         self._ordered = ordered
-        self._early: dict[int, tuple[int, list[tuple[bool, Any]]]] = {}
+        self._early: list[Any] = []
         self._early_items = 0
         self._next = 0
         self._arrived = 0
@@ -55,10 +57,15 @@ class Stream:
         return True
 
     def put(
-        self, first: int, size: int, values: list[Any], errors: dict[int, BaseException] | None
+        self,
+        first: int,
+        size: int,
+        values: list[Any],
+        errors: dict[int, BaseException] | None,
+        step: int = 1,
     ) -> bool:
         """Engine: take ``size`` items from ``first`` on; True when they were the last."""
-        outcomes: list[tuple[bool, Any]]
+        outcomes: list[Any]
         if errors:
             outcomes = [
                 (False, errors[place]) if place in errors else (True, value)
@@ -69,19 +76,34 @@ class Stream:
         self._arrived += size
         if not self._ordered:
             self.items.extend(outcomes)
-        elif first == self._next:
-            self._next += size
-            self.items.extend(outcomes)
-            while self._early and self._next in self._early:
-                size, outcomes = self._early.pop(self._next)
-                self._early_items -= len(outcomes)
-                self.items.extend(outcomes)
-                self._next += size
         else:
-            self._early[first] = size, outcomes
             self._early_items += len(outcomes)
+            # A chunk that ended with an error has no outcomes for the items behind that.
+            outcomes += [_NONE] * (size - len(outcomes))
+            self._put_in_order(first - self._next, outcomes, step)
         self._ended = self._arrived == self._length
         return self._ended
+
+    def _put_in_order(self, offset: int, outcomes: list[Any], step: int) -> None:
+        """Put outcomes in their places, and hand on what has none missing before it."""
+        early = self._early
+        end = offset + (len(outcomes) - 1) * step + 1
+        if end > len(early):
+            early.extend([_MISSING] * (end - len(early)))
+        early[offset:end:step] = outcomes
+        if offset:
+            return
+        try:
+            count = early.index(_MISSING)
+        except ValueError:
+            count = len(early)
+        ready = early[:count]
+        del early[:count]
+        self._next += count
+        if _NONE in ready:
+            ready = [outcome for outcome in ready if outcome is not _NONE]
+        self._early_items -= len(ready)
+        self.items.extend(ready)
 
     def input_ended(self, items: int, error: BaseException | None) -> bool:
         """Engine: the input had so many items, then ``error``; True when all have arrived."""

@@ -17,11 +17,14 @@ class Unit:
     ``is_group``: its items are tasks of their own, which travel together because they are
     quick. ``may_split``: it may be cut, so that several workers have a part of it.
     ``is_rest``: it was cut already, for the sake of a worker that had nothing to do.
+    ``lane``, ``turn``: where the ledger has put it, and when it would be begun if all had
+    come alone.
     ``missed``: so many workers died that had got it as the next thing to do.
     """
 
     __slots__ = (
-        "done", "first", "is_rest", "job", "may_split", "missed", "nbytes", "number", "size"
+        "done", "first", "is_rest", "job", "lane", "may_split", "missed", "nbytes", "number",
+        "size", "turn",
     )  # fmt: skip
 
     is_group = False
@@ -36,6 +39,7 @@ class Unit:
         self.may_split = may_split
         self.is_rest = False
         self.missed = 0
+        self.lane = self.turn = -1
         self.number = 0
         self.done = 0
 
@@ -46,6 +50,12 @@ class Unit:
     def split(self: U, at: int) -> U:  # noqa: PYI019 - typing.Self needs Python 3.11
         """Cut it; what is returned has the items from ``at`` on, of which none has begun."""
         raise TypeError(f"{type(self).__name__} cannot be cut")
+
+    def deal(self: U, ways: int) -> list[U]:  # noqa: PYI019 - typing.Self needs Python 3.11
+        """Deal it out like cards: the first has items 0, ``ways``, 2 ``ways`` and so on.
+
+        What is no group stays whole."""
+        return [self]
 
 
 U = TypeVar("U", bound=Unit)

@@ -29,9 +29,12 @@ ALONE = MOST_BYTES + 1
 class Seat(Generic[U]):
     """A worker as the ledger sees it."""
 
-    __slots__ = ("fresh", "pace", "ready", "recalled", "retiring", "served", "since", "units")
+    __slots__ = (
+        "fresh", "lane", "pace", "ready", "recalled", "retiring", "served", "since", "units"
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self.lane = -1
         self.units: dict[int, U] = {}
         self.ready = False
         self.retiring = False

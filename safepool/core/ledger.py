@@ -10,7 +10,11 @@ Finish. Every item is resolved once and is never with two workers at a time:
   unit that it ran, just the item in progress is charged with the death, and the
   items behind it are queued again.
 * If a worker is held up, what it has not begun is taken back, out of the midst of a
-  group as well. Two tasks that wait for each other so never end up behind each other.
+  group as well.
+* What is queued is dealt out like cards, to as many lanes as there are workers. A worker that
+  has nothing takes what is first of all, and its lane with it; more than one item it gets from
+  that lane alone. So with n workers any n tasks that were submitted one behind the other can run
+  at the same time and wait for each other.
 * Workers that die before they are ready are replaced a bounded number of times.
 
 How much a worker may hold is in ``dealing``.
@@ -20,7 +24,7 @@ Pure: ``now`` is a parameter, units are opaque but for size and bytes. Called by
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
 from safepool.core.commands import (
@@ -37,6 +41,7 @@ from safepool.core.commands import (
 )
 from safepool.core.dealing import MOST_BYTES, Seat
 
+_ENOUGH = 1 << 16
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
 """Seconds between attempts to start a worker when the system refuses: doubled each time."""
 
@@ -52,6 +57,8 @@ class Ledger(Generic[U]):
         self._processes = processes
         self._lifetime = lifetime
         self._queue: deque[U] = deque()
+        self._lanes: list[deque[U]] = [deque() for _ in range(processes)]
+        self._turns = 0
         self._seats: dict[int, Seat[U]] = {}
         self._numbers = 0
         self._unresolved = 0
@@ -113,12 +120,8 @@ class Ledger(Generic[U]):
 
     def queued(self) -> int:
         """Items that wait for a worker, or in one behind the item that it is at."""
-        waiting = sum(unit.size - unit.done for unit in self._queue)
+        waiting = sum(unit.size - unit.done for units in self._stores() for unit in units)
         return waiting + sum(max(0, seat.held() - 1) for seat in self._seats.values())
-
-    def is_dry(self) -> bool:
-        """Could workers take more than there is?"""
-        return not self._queue
 
     def occupants(self) -> list[Occupant]:
         """What each worker is doing."""
@@ -163,9 +166,11 @@ class Ledger(Generic[U]):
 
     def bounced(self, worker: int, number: int, units: list[U]) -> None:
         """The worker could not read the unit of this number; these go out in its place."""
-        del self._seats[worker].units[number]
+        unit = self._seats[worker].units.pop(number)
         self._unresolved += len(units) - 1
-        self._queue.extendleft(reversed(units))
+        for each in units:
+            each.lane, each.turn = unit.lane, unit.turn
+        self._put_back(units)
 
     def taken_back(self, worker: int, number: int) -> None:
         """Nothing of what the worker has will be begun there, but for the item that it is at in
@@ -180,7 +185,7 @@ class Ledger(Generic[U]):
                 rest = self._cut(begun, begun.done + 1)
                 rest.is_rest = True
                 waiting.insert(0, rest)
-        self._queue.extendleft(reversed(waiting))
+        self._put_back(waiting)
 
     def not_begun(self, worker: int) -> None:
         """There was nothing to be taken back yet: the worker has not begun what it has."""
@@ -190,7 +195,7 @@ class Ledger(Generic[U]):
         """The worker saw in time that nothing more was to be begun; what is not resolved of the
         unit was not."""
         del self._seats[worker].units[unit.number]
-        self._queue.appendleft(unit)
+        self._put_back([unit])
 
     def lost(self, worker: int, number: int) -> Lost[U] | None:
         """The worker is gone; it was at the unit of this number, if it had that.
@@ -206,7 +211,7 @@ class Ledger(Generic[U]):
             if following.missed >= MOST_MISSES:
                 number = following.number
         ran = seat.units.pop(number, None)
-        self._queue.extendleft(reversed(seat.units.values()))
+        self._put_back(list(seat.units.values()))
         if ran is None:
             return None
         item = ran.done
@@ -215,7 +220,7 @@ class Ledger(Generic[U]):
         if complete:
             self._unresolved -= 1
         else:
-            self._queue.appendleft(ran)
+            self._put_back([ran])
         return Lost(ran, item, complete)
 
     def closed(self) -> None:
@@ -225,8 +230,9 @@ class Ledger(Generic[U]):
     def terminated(self) -> list[U]:
         """Nothing is run any more. Returns all units that were not resolved."""
         self._closed = self._ended = True
-        units = list(self._queue)
-        self._queue.clear()
+        units = [unit for units in self._stores() for unit in units]
+        for store in self._stores():
+            store.clear()
         for seat in self._seats.values():
             units.extend(seat.units.values())
             seat.units.clear()
@@ -250,7 +256,7 @@ class Ledger(Generic[U]):
             for seat in self._seats.values():
                 if seat.fresh:
                     seat.measure(now)
-            if self._queue:
+            if any(self._stores()):
                 self._hand_out(commands, now)
             self._even_out(commands, now)
             self._retire(commands)
@@ -284,15 +290,62 @@ class Ledger(Generic[U]):
 
     def _do_others_wait(self) -> bool:
         """Is there a worker that could do something, and nothing left for it?"""
-        return not self._queue and any(
+        return not any(self._stores()) and any(
             seat.ready and not seat.units and not seat.retiring for seat in self._seats.values()
         )
+
+    def _stores(self) -> Iterator[deque[U]]:
+        """Where units wait."""
+        yield self._queue
+        yield from self._lanes
+
+    def _put_back(self, units: list[U]) -> None:
+        """Queue units again, before those that wait in their lane."""
+        for unit in reversed(units):
+            self._lanes[unit.lane].appendleft(unit)
 
     def _cut(self, unit: U, at: int) -> U:
         """Cut a unit; the rest is one more that is not resolved."""
         rest = unit.split(at)
+        rest.lane = unit.lane
+        rest.turn = unit.turn + (at * len(self._lanes) if unit.is_group else 0)
         self._unresolved += 1
         return rest
+
+    def _deal(self) -> None:
+        """Deal out what has waited longest, beginning with the lane after the last one's."""
+        unit = self._queue.popleft()
+        ways = len(self._lanes)
+        parts = unit.deal(ways)
+        self._unresolved += len(parts) - 1
+        turns = unit.size if unit.is_group else 1
+        for turn, part in enumerate(parts, self._turns):
+            part.turn = turn
+            part.lane = turn % ways
+            self._lanes[part.lane].append(part)
+        self._turns += turns
+
+    def _lane_for(self, seat: Seat[U]) -> deque[U] | None:
+        """Where the next unit for a worker is; None: there is none."""
+        if not seat.units:
+            lanes = [lane for lane in self._lanes if lane]
+            if not lanes:
+                if not self._queue:
+                    return None
+                self._deal()
+                lanes = [lane for lane in self._lanes if lane]
+            first = min(lanes, key=lambda lane: lane[0].turn)
+            for other in self._seats.values():
+                if other.lane == first[0].lane:
+                    other.lane = -1
+            seat.lane = first[0].lane
+            return first
+        if seat.lane < 0:
+            return None
+        own = self._lanes[seat.lane]
+        while not own and self._queue:
+            self._deal()
+        return own or None
 
     def _hand_out(self, commands: list[Command[U]], now: float) -> None:
         hungry = sorted(
@@ -302,15 +355,8 @@ class Ledger(Generic[U]):
         )
         if not hungry:
             return
-        # Enough for everybody is enough to know.
-        waiting = 0
-        for unit in self._queue:
-            waiting += unit.size - unit.done
-            if waiting > 1 << 16:
-                break
+        waiting = self._waiting()
         for position, (held, worker) in enumerate(hungry):
-            if not self._queue:
-                break
             seat = self._seats[worker]
             units = self._take(seat, -(-waiting // (len(hungry) - position)))
             if units:
@@ -319,13 +365,23 @@ class Ledger(Generic[U]):
                     seat.since = now
                 commands.append(Send(worker, units))
 
+    def _waiting(self) -> int:
+        """How many items wait; what is more than enough for everybody is not counted."""
+        waiting = 0
+        for store in self._stores():
+            for unit in store:
+                waiting += unit.size - unit.done
+                if waiting > _ENOUGH:
+                    return waiting
+        return waiting
+
     def _take(self, seat: Seat[U], share: int) -> list[U]:
-        """Move units from the queue to a seat, about ``share`` items at most; those that are
-        large or slow one at a time."""
+        """Move units to a seat, about ``share`` items at most; those that are large or slow
+        one at a time."""
         units: list[U] = []
         room = seat.room(share)
-        while self._queue and room > 0:
-            unit = self._queue[0]
+        while room > 0 and (lane := self._lane_for(seat)) is not None:
+            unit = lane[0]
             if self._lifetime is not None:
                 left = seat.tasks_left(self._lifetime)
                 if left <= 0:
@@ -334,10 +390,10 @@ class Ledger(Generic[U]):
                     room = min(room, left)
             if seat.units and not self._fits_behind(seat, unit, room):
                 break
-            self._queue.popleft()
+            lane.popleft()
             most = self._most(seat, unit, room)
             if most < unit.size - unit.done:
-                self._queue.appendleft(self._cut(unit, unit.done + most))
+                lane.appendleft(self._cut(unit, unit.done + most))
             self._numbers += 1
             unit.number = self._numbers
             seat.units[unit.number] = unit

@@ -48,6 +48,45 @@ def note(folder: str, item: int, killer: int) -> int:
     return item
 
 
+def leave(folder: str, name: object) -> None:
+    """Say that something has happened."""
+    (Path(folder) / str(name)).touch()
+
+
+def meet(folder: str, item: int) -> int:
+    """Return when the neighbour, which differs in the last bit, runs as well."""
+    leave(folder, item)
+    wait_for_file(str(Path(folder) / str(item ^ 1)))
+    return item
+
+
+def wait_at(folder: str, item: int, slow: int) -> int:
+    """Return the item at once, but the slow one when the file "go" is there."""
+    if item == slow:
+        leave(folder, "slow")
+        wait_for_file(str(Path(folder) / "go"))
+    return item
+
+
+def first_waits_for_last(folder: str, item: int, last: int) -> int:
+    """The first item returns when the last one has run."""
+    leave(folder, item)
+    if item == 0:
+        wait_for_file(str(Path(folder) / str(last)))
+    return item
+
+
+class Unreadable:
+    """Can be pickled, and not unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refuse, ()
+
+
+def refuse() -> None:
+    raise LookupError("this cannot be read")
+
+
 def wait_for_file(path: str, bound: float = 30.0) -> bool:
     """Wait until another task or the test has made a file."""
     until = time.monotonic() + bound

@@ -7,8 +7,9 @@ worker's note and its beginning it may be recalled. It keeps its own book of wha
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -20,24 +21,39 @@ from safepool.core.ledger import Ledger
 
 
 class Piece(Unit):
-    """A unit that can be cut."""
+    """A unit that can be cut and dealt out; ``places`` are the positions of its items."""
+
+    def __init__(self, places: Sequence[int], nbytes: int, kind: str) -> None:
+        super().__init__(1, places[0], len(places), nbytes, may_split=kind != "chunk")
+        self.places = places
+        self.kind = kind
+        self.is_group = kind == "group"
+
+    def _part(self, which: slice) -> Piece:
+        places = self.places[which]
+        nbytes = self.nbytes * len(places) // self.size if self.is_group else self.nbytes
+        part = Piece(places, nbytes, self.kind)
+        part.is_rest = self.is_rest
+        return part
 
     def split(self, at: int) -> Piece:
         assert self.may_split
         assert self.done < at < self.size
-        nbytes = self.nbytes * (self.size - at) // self.size if self.is_group else self.nbytes
-        rest = Piece(self.job, self.first + at, self.size - at, nbytes, may_split=True)
-        rest.is_group = self.is_group
-        rest.is_rest = self.is_rest
+        rest = self._part(slice(at, None))
+        self.places = self.places[:at]
         self.size = at
         return rest
+
+    def deal(self, ways: int) -> list[Piece]:
+        if not self.is_group:
+            return [self]
+        assert not self.done
+        return [self._part(slice(place, None, ways)) for place in range(min(ways, self.size))]
 
 
 def unit(first: int, size: int = 1, nbytes: int = 10, kind: str = "chunk") -> Piece:
     """A "chunk" is whole; a "map" may be cut; a "group" has tasks of their own."""
-    piece = Piece(1, first, size, nbytes, may_split=kind != "chunk")
-    piece.is_group = kind == "group"
-    return piece
+    return Piece(range(first, first + size), nbytes, kind)
 
 
 @dataclass
@@ -144,7 +160,7 @@ class Model:
 
     def give_up(self, piece: Piece) -> None:
         for item in range(piece.done, piece.size):
-            self.resolved[piece.first + item] += 1
+            self.resolved[piece.places[item]] += 1
 
     def make_ready(self, number: int) -> None:
         worker = self.workers[number]
@@ -168,7 +184,7 @@ class Model:
             self.ledger.handed_back(number, piece)
             return
         worker.is_in_item = True
-        self.begun[piece.first + piece.done] += 1
+        self.begun[piece.places[piece.done]] += 1
 
     def finish_item(self, number: int) -> None:
         worker = self.workers[number]
@@ -176,7 +192,7 @@ class Model:
         if piece is None or not worker.is_in_item:
             return
         worker.is_in_item = False
-        self.resolved[piece.first + piece.done] += 1
+        self.resolved[piece.places[piece.done]] += 1
         piece.done += 1
         is_through = piece.done == piece.size
         tasks = 1 if piece.is_group else int(is_through)
@@ -199,7 +215,7 @@ class Model:
             del self.begun[piece.first]
             parts = [piece]
             if piece.is_group:
-                parts = [unit(piece.first + item) for item in range(piece.size)]
+                parts = [unit(place) for place in piece.places]
             self.ledger.bounced(number, piece.number, parts)
 
     def postpone(self, number: int) -> None:
@@ -237,12 +253,12 @@ class Model:
         elif ran is None:
             if lost is not None:
                 assert lost.unit.missed >= 3
-                self.resolved[lost.unit.first + lost.item] += 1
+                self.resolved[lost.unit.places[lost.item]] += 1
         else:
             assert lost is not None
             assert lost.unit is ran, "the death is put down to the wrong unit"
             assert lost.item == ran.done - 1
-            self.resolved[ran.first + lost.item] += 1
+            self.resolved[ran.places[lost.item]] += 1
 
     def run_down(self) -> None:
         """From here on everything goes well: all is to be resolved and the ledger to finish."""
@@ -346,7 +362,7 @@ def pieces(commands: list[object]) -> dict[int, list[Piece]]:
 def sent(commands: list[object]) -> dict[int, list[int]]:
     """The items that each worker got."""
     return {
-        worker: [each.first + item for each in units for item in range(each.done, each.size)]
+        worker: [place for each in units for place in each.places[each.done :]]
         for worker, units in pieces(commands).items()
     }
 
@@ -362,11 +378,54 @@ def test_slow_workers_get_one_item_at_a_time() -> None:
 
 def test_quick_workers_get_equal_shares() -> None:
     """A short queue is divided, not given to whoever comes first."""
-    for units in ([unit(index) for index in range(10)], [unit(0, 10, kind="group")]):
-        assert sent(list(quick_ledger(units).advance(0.001))) == {
-            1: [0, 1, 2, 3, 4],
-            2: [5, 6, 7, 8, 9],
-        }
+    singles = [unit(index) for index in range(10)]
+    for units in (singles, [unit(0, 5, kind="group"), unit(5, 5, kind="group")]):
+        ledger = quick_ledger(units)
+        assert sent(list(ledger.advance(0.001))) == {1: [0, 2, 4, 6, 8], 2: [1, 3, 5, 7, 9]}
+
+
+@given(st.integers(2, 4), st.lists(st.integers(1, 25), min_size=1, max_size=6), st.integers())
+def test_as_many_tasks_as_workers_can_wait_for_each_other(
+    workers: int, sizes: list[int], seed: int
+) -> None:
+    """Each task ends when those behind it, up to the number of workers in all, have begun."""
+    ledger = ready_ledger(workers)
+    ledger.submitted([unit(-1 - each) for each in range(workers)])
+    for command in ledger.advance(0.0):
+        assert isinstance(command, Send)
+        for each in command.units:
+            run(ledger, command.worker, each, 1)
+    now, count = QUICK / 100, sum(sizes)
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    groups = [unit(start, size, kind="group") for start, size in zip(starts, sizes, strict=True)]
+    at_hand: dict[int, list[Piece]] = {worker: [] for worker in range(1, workers + 1)}
+    chance = random.Random(seed)
+    begun: set[int] = set()
+    done: set[int] = set()
+    while len(done) < count:
+        if groups and chance.random() < 0.3:
+            ledger.submitted([groups.pop(0)])
+        for command in ledger.advance(now):
+            if isinstance(command, Send):
+                at_hand[command.worker] += command.units
+            elif isinstance(command, TakeBack):
+                ledger.taken_back(command.worker, at_hand[command.worker][0].number)
+                del at_hand[command.worker][1:]
+        before = len(begun), len(done)
+        for worker in chance.sample(range(1, workers + 1), workers):
+            if not at_hand[worker]:
+                continue
+            piece = at_hand[worker][0]
+            place = piece.places[piece.done]
+            begun.add(place)
+            if all(other in begun for other in range(place, min(place + workers, count))):
+                done.add(place)
+                if piece.done + 1 == piece.size:
+                    del at_hand[worker][0]
+                run(ledger, worker, piece, 1)
+        is_stuck = before == (len(begun), len(done))
+        assert not (is_stuck and now > 100 and not groups), (begun, done)
+        now += 1.0 if is_stuck else 0.0001
 
 
 def test_large_units_are_not_prefetched() -> None:
@@ -404,7 +463,7 @@ def test_a_group_is_cut_behind_the_item_that_holds_it_up() -> None:
     """Also while all have something to do: what was finished must not wait in the page."""
     ledger = quick_ledger([unit(0, 20, kind="group")])
     group = pieces(list(ledger.advance(0.001)))[1][0]
-    assert (group.first, group.size) == (0, 10)
+    assert group.places == range(0, 20, 2)
     soon = ledger.look_again_in(0.001)
     assert soon is not None
     assert HELD_UP / 2 < soon <= HELD_UP
@@ -413,7 +472,7 @@ def test_a_group_is_cut_behind_the_item_that_holds_it_up() -> None:
     ledger.taken_back(1, group.number)
     assert (group.done, group.size) == (3, 4)
     run(ledger, 1, group, 1)
-    assert sent(list(ledger.advance(0.1)))[1] == [4], "one at a time again"
+    assert sent(list(ledger.advance(0.1)))[1] == [8], "one at a time again"
 
 
 def test_what_was_not_begun_after_all_is_queued_again() -> None:
