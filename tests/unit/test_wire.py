@@ -37,9 +37,28 @@ def test_a_message_comes_out_as_it_went_in(word: str, fields: list[object]) -> N
     assert wire.decode(wire.encode(word, *fields)) == (word, *fields)
 
 
-@given(st.binary(max_size=200))
+WHOLE = [
+    wire.encode("launch", 1, "worker", 5.0, (1, 2)),
+    wire.encode("log", 20, "text" * 20),
+    wire.encode("lost", 3, [4, 5]),
+]
+
+
+# Bytes that are made up name lengths of gigabytes, for which memory is asked for first.
+@given(
+    st.one_of(
+        st.binary(max_size=4),
+        st.builds(
+            lambda one, end, other, start: one[:end] + other[start:],
+            st.sampled_from(WHOLE),
+            st.integers(0, 60),
+            st.sampled_from(WHOLE),
+            st.integers(0, 60),
+        ),
+    )
+)
 def test_garbage_is_no_message(data: bytes) -> None:
-    """Whatever bytes come: a message or a WireError, nothing else."""
+    """Stray bytes, or pieces of two messages: a message or a WireError, nothing else."""
     with suppress(wire.WireError):
         message = wire.decode(data)
         assert isinstance(message[0], str)
