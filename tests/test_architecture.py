@@ -30,7 +30,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.core", "safepool.core.values"),
     ("safepool.core.identity", "safepool.core.lineage", "safepool.core.policy"),
     ("safepool.core.wire", "safepool.core.frames", "safepool.core.commands"),
-    ("safepool.core.dealing",),
+    ("safepool.core.dealing", "safepool.core.lanes"),
     ("safepool.core.ledger",),
     ("safepool.core.options", "safepool.core.agenda", "safepool.core.cpus"),
     ("safepool.core.oom",),

@@ -119,7 +119,7 @@ def test_the_test_command_is_found_where_ci_looks() -> None:
     assert len(block) == 1
     words = shlex.split(block[0])
     assert words[:2] == ["python", "-m"]
-    assert words[-2:] == ["-m", "pytest"]
+    assert words[-4:-1] == ["-m", "pytest", "-n"]
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     extract = re.findall(r"^command=\$\((.*)\)$", ci, re.MULTILINE)[0]
     ended = subprocess.run(

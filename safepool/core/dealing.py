@@ -34,7 +34,7 @@ class Seat(Generic[U]):
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.lane = -1
+        self.lane: int | None = None
         self.units: dict[int, U] = {}
         self.ready = False
         self.retiring = False

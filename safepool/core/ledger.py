@@ -11,20 +11,15 @@ Finish. Every item is resolved once and is never with two workers at a time:
   items behind it are queued again.
 * If a worker is held up, what it has not begun is taken back, out of the midst of a
   group as well.
-* What is queued is dealt out like cards, to as many lanes as there are workers. A worker that
-  has nothing takes what is first of all, and its lane with it; more than one item it gets from
-  that lane alone. So with n workers any n tasks that were submitted one behind the other can run
-  at the same time and wait for each other.
 * Workers that die before they are ready are replaced a bounded number of times.
 
-How much a worker may hold is in ``dealing``.
+How much a worker may hold is in ``dealing``, what is next for it in ``lanes``.
 Pure: ``now`` is a parameter, units are opaque but for size and bytes. Called by the engine.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Generic
 
 from safepool.core.commands import (
@@ -40,8 +35,8 @@ from safepool.core.commands import (
     U,
 )
 from safepool.core.dealing import MOST_BYTES, Seat
+from safepool.core.lanes import Lanes
 
-_ENOUGH = 1 << 16
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
 """Seconds between attempts to start a worker when the system refuses: doubled each time."""
 
@@ -56,12 +51,10 @@ class Ledger(Generic[U]):
     def __init__(self, processes: int, lifetime: int | None = None) -> None:
         self._processes = processes
         self._lifetime = lifetime
-        self._queue: deque[U] = deque()
-        self._lanes: list[deque[U]] = [deque() for _ in range(processes)]
-        self._turns = 0
+        self._lanes: Lanes[U] = Lanes(processes)
         self._seats: dict[int, Seat[U]] = {}
         self._numbers = 0
-        self._unresolved = 0
+        self._postponed = 0
         self._sources = 0
         self._failures = 0
         self._refusals = 0
@@ -74,9 +67,7 @@ class Ledger(Generic[U]):
 
     def submitted(self, units: Iterable[U]) -> None:
         """New units, to run after those that are there."""
-        before = len(self._queue)
-        self._queue.extend(units)
-        self._unresolved += len(self._queue) - before
+        self._lanes.add(units)
 
     def source_opened(self) -> None:
         """A job will submit more units later; the pool is not finished before it has."""
@@ -120,7 +111,7 @@ class Ledger(Generic[U]):
 
     def queued(self) -> int:
         """Items that wait for a worker, or in one behind the item that it is at."""
-        waiting = sum(unit.size - unit.done for units in self._stores() for unit in units)
+        waiting = sum(unit.size - unit.done for unit in self._lanes)
         return waiting + sum(max(0, seat.held() - 1) for seat in self._seats.values())
 
     def occupants(self) -> list[Occupant]:
@@ -153,24 +144,23 @@ class Ledger(Generic[U]):
     def answered(self, worker: int, unit: U) -> None:
         """All of a unit is resolved."""
         del self._seats[worker].units[unit.number]
-        self._unresolved -= 1
 
     def postponed(self) -> None:
         """A unit that was resolved is to run again, but not yet."""
-        self._unresolved += 1
+        self._postponed += 1
 
     def resumed(self, unit: U) -> None:
         """Now it is."""
+        self._postponed -= 1
         if not self._ended:
-            self._queue.append(unit)
+            self._lanes.add([unit])
 
     def bounced(self, worker: int, number: int, units: list[U]) -> None:
         """The worker could not read the unit of this number; these go out in its place."""
         unit = self._seats[worker].units.pop(number)
-        self._unresolved += len(units) - 1
         for each in units:
             each.lane, each.turn = unit.lane, unit.turn
-        self._put_back(units)
+        self._lanes.put_back(units)
 
     def taken_back(self, worker: int, number: int) -> None:
         """Nothing of what the worker has will be begun there, but for the item that it is at in
@@ -182,10 +172,10 @@ class Ledger(Generic[U]):
         if begun is not None:
             seat.units[number] = begun
             if begun.may_split and begun.size - begun.done > 1:
-                rest = self._cut(begun, begun.done + 1)
+                rest = self._lanes.cut(begun, begun.done + 1)
                 rest.is_rest = True
                 waiting.insert(0, rest)
-        self._put_back(waiting)
+        self._lanes.put_back(waiting)
 
     def not_begun(self, worker: int) -> None:
         """There was nothing to be taken back yet: the worker has not begun what it has."""
@@ -195,7 +185,7 @@ class Ledger(Generic[U]):
         """The worker saw in time that nothing more was to be begun; what is not resolved of the
         unit was not."""
         del self._seats[worker].units[unit.number]
-        self._put_back([unit])
+        self._lanes.put_back([unit])
 
     def lost(self, worker: int, number: int) -> Lost[U] | None:
         """The worker is gone; it was at the unit of this number, if it had that.
@@ -211,16 +201,14 @@ class Ledger(Generic[U]):
             if following.missed >= MOST_MISSES:
                 number = following.number
         ran = seat.units.pop(number, None)
-        self._put_back(list(seat.units.values()))
+        self._lanes.put_back(list(seat.units.values()))
         if ran is None:
             return None
         item = ran.done
         ran.done = item + 1
         complete = ran.done >= ran.size
-        if complete:
-            self._unresolved -= 1
-        else:
-            self._put_back([ran])
+        if not complete:
+            self._lanes.put_back([ran])
         return Lost(ran, item, complete)
 
     def closed(self) -> None:
@@ -230,13 +218,12 @@ class Ledger(Generic[U]):
     def terminated(self) -> list[U]:
         """Nothing is run any more. Returns all units that were not resolved."""
         self._closed = self._ended = True
-        units = [unit for units in self._stores() for unit in units]
-        for store in self._stores():
-            store.clear()
+        units = list(self._lanes)
+        self._lanes.clear()
         for seat in self._seats.values():
             units.extend(seat.units.values())
             seat.units.clear()
-        self._unresolved = self._sources = 0
+        self._postponed = self._sources = 0
         return units
 
     # Commands
@@ -256,7 +243,7 @@ class Ledger(Generic[U]):
             for seat in self._seats.values():
                 if seat.fresh:
                     seat.measure(now)
-            if any(self._stores()):
+            if self._lanes:
                 self._hand_out(commands, now)
             self._even_out(commands, now)
             self._retire(commands)
@@ -286,66 +273,16 @@ class Ledger(Generic[U]):
     # Deciding
 
     def _is_idle_for_good(self) -> bool:
-        return self._ended or (self._closed and not self._unresolved and not self._sources)
+        if self._ended or not self._closed:
+            return self._ended
+        is_some_left = self._lanes or self._postponed or self._sources
+        return not is_some_left and not any(seat.units for seat in self._seats.values())
 
     def _do_others_wait(self) -> bool:
         """Is there a worker that could do something, and nothing left for it?"""
-        return not any(self._stores()) and any(
+        return not self._lanes and any(
             seat.ready and not seat.units and not seat.retiring for seat in self._seats.values()
         )
-
-    def _stores(self) -> Iterator[deque[U]]:
-        """Where units wait."""
-        yield self._queue
-        yield from self._lanes
-
-    def _put_back(self, units: list[U]) -> None:
-        """Queue units again, before those that wait in their lane."""
-        for unit in reversed(units):
-            self._lanes[unit.lane].appendleft(unit)
-
-    def _cut(self, unit: U, at: int) -> U:
-        """Cut a unit; the rest is one more that is not resolved."""
-        rest = unit.split(at)
-        rest.lane = unit.lane
-        rest.turn = unit.turn + (at * len(self._lanes) if unit.is_group else 0)
-        self._unresolved += 1
-        return rest
-
-    def _deal(self) -> None:
-        """Deal out what has waited longest, beginning with the lane after the last one's."""
-        unit = self._queue.popleft()
-        ways = len(self._lanes)
-        parts = unit.deal(ways)
-        self._unresolved += len(parts) - 1
-        turns = unit.size if unit.is_group else 1
-        for turn, part in enumerate(parts, self._turns):
-            part.turn = turn
-            part.lane = turn % ways
-            self._lanes[part.lane].append(part)
-        self._turns += turns
-
-    def _lane_for(self, seat: Seat[U]) -> deque[U] | None:
-        """Where the next unit for a worker is; None: there is none."""
-        if not seat.units:
-            lanes = [lane for lane in self._lanes if lane]
-            if not lanes:
-                if not self._queue:
-                    return None
-                self._deal()
-                lanes = [lane for lane in self._lanes if lane]
-            first = min(lanes, key=lambda lane: lane[0].turn)
-            for other in self._seats.values():
-                if other.lane == first[0].lane:
-                    other.lane = -1
-            seat.lane = first[0].lane
-            return first
-        if seat.lane < 0:
-            return None
-        own = self._lanes[seat.lane]
-        while not own and self._queue:
-            self._deal()
-        return own or None
 
     def _hand_out(self, commands: list[Command[U]], now: float) -> None:
         hungry = sorted(
@@ -355,33 +292,37 @@ class Ledger(Generic[U]):
         )
         if not hungry:
             return
-        waiting = self._waiting()
+        waiting = self._lanes.waiting()
         for position, (held, worker) in enumerate(hungry):
             seat = self._seats[worker]
-            units = self._take(seat, -(-waiting // (len(hungry) - position)))
+            units = self._take(worker, -(-waiting // (len(hungry) - position)))
             if units:
                 waiting -= sum(unit.size - unit.done for unit in units)
                 if not held:
                     seat.since = now
                 commands.append(Send(worker, units))
 
-    def _waiting(self) -> int:
-        """How many items wait; what is more than enough for everybody is not counted."""
-        waiting = 0
-        for store in self._stores():
-            for unit in store:
-                waiting += unit.size - unit.done
-                if waiting > _ENOUGH:
-                    return waiting
-        return waiting
+    def _lane_for(self, worker: int) -> int | None:
+        """Where the next unit for a worker is; None: there is none."""
+        seat = self._seats[worker]
+        if not seat.units:
+            lane = self._lanes.first()
+            for other in self._seats.values():
+                if other.lane == lane:
+                    other.lane = None
+            seat.lane = lane
+        return seat.lane
 
-    def _take(self, seat: Seat[U], share: int) -> list[U]:
-        """Move units to a seat, about ``share`` items at most; those that are large or slow
+    def _take(self, worker: int, share: int) -> list[U]:
+        """Move units to a worker, about ``share`` items at most; those that are large or slow
         one at a time."""
-        units: list[U] = []
+        seat, units = self._seats[worker], []
         room = seat.room(share)
-        while room > 0 and (lane := self._lane_for(seat)) is not None:
-            unit = lane[0]
+        lane = self._lane_for(worker)
+        while room > 0 and lane is not None:
+            unit = self._lanes.head(lane)
+            if unit is None:
+                break
             if self._lifetime is not None:
                 left = seat.tasks_left(self._lifetime)
                 if left <= 0:
@@ -390,10 +331,10 @@ class Ledger(Generic[U]):
                     room = min(room, left)
             if seat.units and not self._fits_behind(seat, unit, room):
                 break
-            lane.popleft()
+            self._lanes.pop(lane)
             most = self._most(seat, unit, room)
             if most < unit.size - unit.done:
-                lane.appendleft(self._cut(unit, unit.done + most))
+                self._lanes.put_back([self._lanes.cut(unit, unit.done + most)])
             self._numbers += 1
             unit.number = self._numbers
             seat.units[unit.number] = unit
