@@ -38,6 +38,7 @@ class SafeContextMixin:
         grace: float = DEFAULT_GRACE,
         on_owner_death: OnOwnerDeath = "terminate",
         strays: Strays = "kill",
+        **settings: Any,
     ) -> SafePool:
         """Return a SafePool with this start method; arguments as for SafePool."""
         from safepool.pool import SafePool
@@ -51,6 +52,7 @@ class SafeContextMixin:
             grace=grace,
             on_owner_death=on_owner_death,
             strays=strays,
+            **settings,
         )
 
     def worker_source(

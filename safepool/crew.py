@@ -12,6 +12,7 @@ Called by: the engine, in its thread (in the constructor's for the first start).
 from __future__ import annotations
 
 import itertools
+import logging
 import select
 import time
 from collections.abc import Callable
@@ -23,13 +24,18 @@ from safepool.core.commands import Lost, Occupant
 from safepool.core.ledger import Ledger
 from safepool.deliveries import Deliveries, Travelling
 from safepool.errors import InitializerError, WorkerLostError
-from safepool.groups import CallGroup, Functions, Group, ItemGroup, calls_of
+from safepool.groups import CallGroup, Functions, ItemGroup
 from safepool.host import vitals
 from safepool.jobs import PLAIN, Chunk, Job, Jobs, note_unreadable, unpack_error
 from safepool.limits import Limits
 from safepool.losses import Losses, traceback_in
+from safepool.resending import Resending
 from safepool.stats import PoolStats, WorkerStats
+from safepool.vigils import Vigils
 from safepool.waiting import Watch
+from safepool.worker_life import WorkerLife
+
+_log = logging.getLogger("safepool")
 
 _REAP = 1.0
 """Seconds to wait for an exit code after the sentinel has fired; it is there at once."""
@@ -48,8 +54,9 @@ class Crew:
         ledger: Ledger[Travelling],
         watch: Watch,
         functions: Functions,
+        life: WorkerLife,
     ) -> None:
-        self.functions = functions
+        self.vigils = Vigils(life, self._on_too_late)
         self.processes: list[WorkerProcess] = []
         self.jobs = Jobs(self._forget_function)
         self._source = source
@@ -57,6 +64,7 @@ class Crew:
         self._watch = watch
         self.limits = Limits(self, ledger)
         self.deliveries = Deliveries(self.jobs, ledger)
+        self._resending = Resending(self.jobs, ledger, functions, self._renew_function)
         self.on_abort: Callable[[BaseException], None] = _ignore
         self._lost = self._retried = 0
         self._channels: dict[int, Channel] = {}
@@ -100,6 +108,18 @@ class Crew:
         error.__cause__ = self._init_error
         return error
 
+    def _on_too_late(self, worker: int, is_beginning: bool) -> None:
+        """A worker takes too long for its initializer, or for leaving."""
+        channel = self._channels[worker]
+        if is_beginning:
+            channel.init_failed = True
+            self._init_error = TimeoutError("the initializer did not return within init_timeout")
+        else:
+            _log.warning(
+                "worker %d took longer than exit_timeout to leave; it is ended", channel.pid
+            )
+        channel.signal()
+
     # Tasks
 
     def send(self, worker: int, units: list[Travelling]) -> None:
@@ -139,7 +159,7 @@ class Crew:
             return sender.group(unit)
         except Exception:
             # A function is not where it was any more.
-            self._break_up(worker, unit)
+            self._resending.break_up(worker, unit)
             return []
 
     def relieve(self, worker: int) -> None:
@@ -184,6 +204,7 @@ class Crew:
         """Tell a worker to leave."""
         channel = self._channels[worker]
         channel.retiring = True
+        self.vigils.leaves(worker, time.monotonic())
         self._source.retiring(channel.process)
         if not channel.send([frames.header(frames.QUIT, 0, 0, 0, 0)]):
             self._watch.writable_too(channel.socket.fileno(), wanted=True)
@@ -195,6 +216,11 @@ class Crew:
                 if job.number in channel.functions:
                     channel.functions.discard(job.number)
                     channel.stale.append(job.number)
+
+    def _renew_function(self, job: Job) -> None:
+        """A job's function has another form now; workers get it again."""
+        for channel in self._channels.values():
+            channel.functions.discard(job.number)
 
     # Answers
 
@@ -222,7 +248,11 @@ class Crew:
         worker, kind = channel.worker, frame.kind
         if kind == frames.READY:
             channel.has_barrier = bool(frame.job)
+            self.vigils.forget(worker)
             self._ledger.ready(worker, time.monotonic())
+            return
+        if kind == frames.INITIALIZING:
+            self.vigils.begins(worker, time.monotonic())
             return
         if kind == frames.INIT_FAILED:
             channel.init_failed = True
@@ -237,7 +267,7 @@ class Crew:
             self.deliveries.take_values(worker, unit, frame.item, frames.records(frame.body))
         elif kind == frames.STOPPED:
             self._ledger.handed_back(worker, unit)
-        elif kind != frames.BY_VALUE or not self._send_by_value(channel, unit):
+        elif kind != frames.BY_VALUE or not self._resending.again(worker, unit):
             self._on_error(worker, unit, unpack_error(frame.body), is_tasks=kind == frames.ERROR)
 
     def _on_error(
@@ -277,42 +307,6 @@ class Crew:
         since = now - one.since if unit else None
         return WorkerStats(pid, state, name, since, vitals.memory(pid))
 
-    def _send_by_value(self, channel: Channel, unit: Travelling) -> bool:
-        """Queue a task again whose names its worker does not know; once, and if we can."""
-        if isinstance(unit, Group):
-            return self._break_up(channel.worker, unit)
-        job = self.jobs.find(unit.job)
-        if job is None:
-            return False
-        was_by_value = job.by_value
-        if not unit.pickle_by_value(job):
-            return False
-        if job.by_value and not was_by_value:
-            for other in self._channels.values():
-                other.functions.discard(job.number)
-        unit.nbytes = max(unit.nbytes, len(unit.body))
-        self._ledger.bounced(channel.worker, unit.number, [unit])
-        return True
-
-    def _break_up(self, worker: int, unit: Group) -> bool:
-        """A group cannot go as it is: queue each of its tasks for itself, in its place."""
-        chunks: list[Travelling] = []
-        if isinstance(unit, CallGroup):
-            for call in calls_of([unit]):
-                self.functions.forget(call.function)
-                try:
-                    chunks.append(call.alone(by_value=self.functions.by_value))
-                except Exception as error:
-                    call.is_over = True
-                    call.sink.put(0, 1, [None], {0: error})
-                else:
-                    self.jobs.add(call)
-        elif isinstance(unit, ItemGroup):
-            job = self.jobs.find(unit.job)
-            chunks += unit.alone(job) if job else []
-        self._ledger.bounced(worker, unit.number, chunks)
-        return True
-
     # Endings
 
     def _bury(self, channel: Channel) -> None:
@@ -333,6 +327,7 @@ class Crew:
         self.processes.remove(process)
         channel.close()
         self.limits.buried(channel.worker)
+        self.vigils.forget(channel.worker)
 
     def _charge(self, channel: Channel, lost: Lost[Travelling]) -> None:
         """Put a worker's end down to the item that it ran."""

@@ -41,6 +41,7 @@ from safepool.loop import signals_blocked
 from safepool.results import Sink
 from safepool.stats import PoolStats
 from safepool.waiting import Answer, Inbox, Watch
+from safepool.worker_life import WorkerLife
 
 _log = logging.getLogger("safepool")
 
@@ -71,6 +72,7 @@ class Engine:
         lifetime: int | None,
         grace: float,
         functions: Functions,
+        life: WorkerLife,
     ) -> None:
         self.broken: BaseException | None = None
         self._size = processes
@@ -78,7 +80,7 @@ class Engine:
         self._inbox = Inbox()
         self._watch = Watch()
         self._ledger: Ledger[Travelling] = Ledger(processes, lifetime)
-        self._crew = Crew(source, self._ledger, self._watch, functions)
+        self._crew = Crew(source, self._ledger, self._watch, functions, life)
         self._crew.on_abort = self._abort
         self._limits = self._crew.limits
         self._jobs = self._crew.jobs
@@ -267,6 +269,7 @@ class Engine:
             ready = self._watch.look(0.0 if has_events else self._next_look())
         self._watch.serve(ready)
         self._limits.carry_out()
+        self._crew.vigils.carry_out(time.monotonic())
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._force()
 
@@ -285,6 +288,7 @@ class Engine:
         """Seconds until something is to be done although nothing comes in; None: never."""
         now = time.monotonic()
         waits = [self._ledger.look_again_in(now), self._limits.wait(now)]
+        waits.append(self._crew.vigils.wait(now))
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - now))
         return min((wait for wait in waits if wait is not None), default=None)

@@ -67,7 +67,8 @@ class SafePoolExecutor(concurrent.futures.Executor):
         mp_context: a context of safepool or multiprocessing; decides the start method.
         initializer, initargs: called in each worker before its first call.
         max_tasks_per_child: calls after which a worker is replaced; with any start method.
-        grace, on_owner_death, strays: as for :class:`safepool.SafePool`.
+        grace, on_owner_death, strays, and all other settings: as for
+            :class:`safepool.SafePool`, which checks them when the workers start.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -95,6 +96,7 @@ class SafePoolExecutor(concurrent.futures.Executor):
         grace: float = DEFAULT_GRACE,
         on_owner_death: OnOwnerDeath = "terminate",
         strays: Strays = "kill",
+        **settings: Any,
     ) -> None:
         if max_workers is None:
             max_workers = default_size()
@@ -117,6 +119,7 @@ class SafePoolExecutor(concurrent.futures.Executor):
             grace=grace,
             on_owner_death=on_owner_death,
             strays=strays,
+            **settings,
         )
         self._max_workers = max_workers
         self._begun = 0

@@ -32,6 +32,7 @@ from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
 from safepool.stats import PoolStats
+from safepool.worker_life import checked_life
 
 _Callback = Callable[[Any], object] | None
 
@@ -60,6 +61,18 @@ class SafePool(Calls):
             work, a launcher that was killed) they are ended whatever is said here.
         timeout, deadline, retries, retry_on, retry_delay, on_worker_lost, max_pending: for all
             calls of this pool; see :meth:`options`.
+        finalizer: called with ``finalargs`` in each worker that leaves: in order, or because of
+            SIGTERM, which is then an exception (a SystemExit) in the task that runs. It has
+            the grace for it. Not called when a worker is killed.
+        init_timeout: seconds that the initializer may take. A worker that takes longer is ended
+            with its tree, and counts as one whose initializer has failed.
+        exit_timeout: seconds that a worker may take to leave when it was told to; then it is
+            ended.
+        env: variables that workers have otherwise than the owner; None removes one. Spawned
+            workers have them before they import the main module.
+        inner_threads: threads that OpenMP and BLAS libraries may use within a worker. It sets
+            the variables that they read (unless ``env`` does), and limits those that are
+            loaded already if threadpoolctl is installed. None: left as it is.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -93,6 +106,12 @@ class SafePool(Calls):
         retry_delay: float = 0.0,
         on_worker_lost: OnWorkerLost = "fail",
         max_pending: int | None = None,
+        finalizer: Callable[..., object] | None = None,
+        finalargs: Iterable[Any] = (),
+        init_timeout: float | None = None,
+        exit_timeout: float | None = None,
+        env: Mapping[str, str | None] | None = None,
+        inner_threads: int | None = None,
     ) -> None:
         self._owner = os.getpid()
         wanted = {
@@ -107,6 +126,16 @@ class SafePool(Calls):
         options = checked_options(PLAIN, wanted)
         self._options = PLAIN if options == PLAIN else options
         processes = checked_size(processes, initializer, maxtasksperchild)
+        life = checked_life(
+            initializer,
+            initargs,
+            finalizer,
+            finalargs,
+            init_timeout,
+            exit_timeout,
+            env,
+            inner_threads,
+        )
         policy = checked_policy(grace, on_owner_death, strays)
         self._ctx = _safe_context(context)
         self._processes = processes
@@ -114,11 +143,14 @@ class SafePool(Calls):
         self._functions = Functions(by_value=self._by_value)
         source = self._ctx.worker_source(
             target=service.serve,
-            args=(initializer, tuple(initargs), self._by_value),
+            args=(life, self._by_value),
             policy=policy,
         )
+        source.environment = life.environment
         try:
-            engine = Engine(source, processes, maxtasksperchild, policy.grace, self._functions)
+            engine = Engine(
+                source, processes, maxtasksperchild, policy.grace, self._functions, life
+            )
         except BaseException:
             source.close()
             raise

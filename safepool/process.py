@@ -33,6 +33,7 @@ from safepool.bootstrap import InheritedDescriptor, StartRequest, write_blob
 from safepool.core.policy import DEFAULT_GRACE, checked_policy
 from safepool.core.wire import Exited
 from safepool.launcher_link import LauncherLink, LauncherLostError, StartedWorker, read_status
+from safepool.worker_life import change_environment
 
 if TYPE_CHECKING:
     from safepool.worker_source import WorkerSource
@@ -173,7 +174,10 @@ class SpawnSafePopen(SafePopen):
         # A pool's worker takes no Ctrl-C before its task loop has said what that means.
         blocked = () if self._source is None else (signal.SIGINT,)
         around = surroundings.gather(blocked)
-        blob = write_blob(dict(os.environ), arguments, around, pickled)
+        environment = dict(os.environ)
+        if self._source is not None:
+            change_environment(environment, self._source.environment)
+        blob = write_blob(environment, arguments, around, pickled)
         try:
             return self._start(process.name, blob, tracker)
         finally:

@@ -5,10 +5,6 @@ noted in the page and was found not to be recalled. Every way out of a task is a
 value, any exception, a value that cannot be pickled. Values of a chunk or a group go to
 the page as they come and to the socket at its end; a single call's answer is sent at once.
 
-Ctrl-C goes to the whole foreground group. Workers ignore it except inside a task,
-where it raises KeyboardInterrupt as in any program; nothing is printed. The handler
-is a Python one, so that programs started by a task get the default action.
-
 Called by: the process that a WorkerSource starts. A normal return lets
 multiprocessing run its exit functions.
 """
@@ -21,7 +17,6 @@ import select
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from safepool import entries, item_run, last_words, payload
@@ -32,6 +27,8 @@ from safepool.core import frames
 from safepool.entries import UnreadableItemError, for_sealed, run_call
 from safepool.host import barrier
 from safepool.item_run import NEVER, ItemRun
+from safepool.worker_life import WorkerLife
+from safepool.worker_signals import Interrupts, Terminations, WorkerEndedError, reset_signals
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
@@ -40,18 +37,14 @@ OURS = frozenset({__file__, item_run.__file__, entries.__file__})
 """Files whose frames are no part of a task's traceback."""
 
 
-def serve(
-    conn: socket.socket,
-    initializer: Callable[..., object] | None = None,
-    initargs: tuple[Any, ...] = (),
-    by_value: bool = False,
-) -> None:
+def serve(conn: socket.socket, life: WorkerLife, by_value: bool = False) -> None:
     """Be a worker: run the initializer, then tasks until the owner says so or is gone.
 
     ``by_value``: the owner's main module cannot be imported here. Raises nothing that
-    a task or the initializer raises. Call it in the main thread.
+    a task, the initializer or the finalizer raises; SystemExit when SIGTERM ended it in
+    order. Call it in the main thread.
     """
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     reset_signals(interrupts)
     try:
         _message, fds, _flags, _address = socket.recv_fds(conn, 1, 1)
@@ -62,49 +55,27 @@ def serve(
         os.set_inheritable(page_fd, False)
         page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
         last_words.leave_in(page_fd)
-        service = _Service(conn, page, interrupts, by_value=by_value)
-        if initializer is not None:
-            launcher = os.getppid()
-            try:
-                initializer(*initargs)
-                rearm(launcher)
-            except BaseException as error:
-                body = error_body(error, by_value=by_value, hidden=OURS)
-                service.send(frames.INIT_FAILED, 0, 0, body)
-                return
-        service.ready()
-        service.run()
+        terminations = None if life.finalizer is None else Terminations(interrupts)
+        service = _Service(conn, page, interrupts, terminations, by_value=by_value)
+        launcher = os.getppid()
+        try:
+            if life.initializer is not None:
+                service.send(frames.INITIALIZING, 0, 0, b"")
+            life.begin()
+            rearm(launcher)
+        except BaseException as error:
+            body = error_body(error, by_value=by_value, hidden=OURS)
+            service.send(frames.INIT_FAILED, 0, 0, body)
+            return
+        try:
+            service.run()
+        except WorkerEndedError:
+            raise SystemExit(128 + signal.SIGTERM) from None
+        finally:
+            life.finish()
     except (EOFError, OSError):
         # The owner is gone, or a task closed our descriptors: there is nobody to tell.
         return
-
-
-class _Interrupts:
-    """SIGINT's handler: raises only while a task runs, and once per task."""
-
-    def __init__(self) -> None:
-        self.in_task = False
-        self.hit = False
-
-    def __call__(self, _signal: int, _frame: object) -> None:
-        if self.in_task:
-            self.in_task = False
-            self.hit = True
-            raise KeyboardInterrupt
-
-
-def reset_signals(interrupts: Callable[[int, Any], None]) -> None:
-    """Take away what the owner's own handlers would do here, and let signals in again.
-
-    What the owner ignores stays ignored, as it does in any program that it starts.
-    """
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, interrupts)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 class _Task:
@@ -131,7 +102,8 @@ class _Service:
         self,
         conn: socket.socket,
         page: memoryview,
-        interrupts: _Interrupts,
+        interrupts: Interrupts,
+        terminations: Terminations | None,
         *,
         by_value: bool,
     ) -> None:
@@ -139,6 +111,7 @@ class _Service:
         self._page = page
         self._recall = frames.recall_cell(page)
         self._interrupts = interrupts
+        self._terminations = terminations
         self._by_value = by_value
         self._decoder = frames.Decoder()
         self._tasks: deque[_Task] = deque()
@@ -148,17 +121,18 @@ class _Service:
         self._jobs_by_value: set[int] = set()
         self._copies = Copies()
 
-    def ready(self) -> None:
-        """Tell the owner that tasks may come."""
-        self._conn.sendall(frames.header(frames.READY, 0, int(barrier.register()), 0, 0))
-
     def run(self) -> None:
-        """Do tasks until the owner says QUIT; EOFError or OSError when it is gone."""
+        """Say so, and do tasks until the owner says QUIT; EOFError or OSError when it is gone.
+
+        WorkerEndedError when somebody else ended it, and it may clean up."""
+        if self._terminations is not None:
+            self._terminations.arm()
+        self._conn.sendall(frames.header(frames.READY, 0, int(barrier.register()), 0, 0))
         while True:
             while not self._tasks:
                 if self._is_told_to_leave:
                     return
-                self._read()
+                self._wait()
             task = self._tasks.popleft()
             if not self._may_begin(task):
                 continue
@@ -169,9 +143,26 @@ class _Service:
                 self._do_group(task)
             else:
                 self._do_chunk(task)
-            if self._interrupts.hit:
-                self._interrupts.hit = False
-                self._await_the_owner()
+            self._pause_if_asked()
+
+    def _wait(self) -> None:
+        """Wait for something from the owner."""
+        terminations = self._terminations
+        if terminations is None:
+            self._read()
+            return
+        terminations.is_waiting = True
+        terminations.check()
+        self._read()
+        terminations.is_waiting = False
+
+    def _pause_if_asked(self) -> None:
+        """Between two tasks."""
+        if self._terminations is not None:
+            self._terminations.check()
+        if self._interrupts.hit:
+            self._interrupts.hit = False
+            self._await_the_owner()
 
     def _may_begin(self, task: _Task) -> bool:
         """Note the task in the page; False if the owner has taken it back."""
@@ -277,9 +268,7 @@ class _Service:
                 run.skip()
             else:
                 break
-            if self._interrupts.hit:
-                self._interrupts.hit = False
-                self._await_the_owner()
+            self._pause_if_asked()
         run.flush()
         self._hand_back(task, run)
 
@@ -334,5 +323,7 @@ class _Service:
         self._fail(kind, item, task, error)
 
     def _fail(self, kind: int, item: int, task: _Task, error: BaseException) -> None:
+        if isinstance(error, WorkerEndedError):
+            raise error  # who asked for it knows what the task's end means
         body = error_body(error, by_value=task.by_value, hidden=OURS)
         self.send(kind, task.number, item, body)

@@ -27,6 +27,7 @@ class WorkerSource:
 
     ``target(conn, *args)`` is what each worker runs. With fork the launcher is
     forked here and now, so workers see the owner as it is at this moment.
+    ``environment``: what spawned workers have otherwise than the owner, from the start.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class WorkerSource:
         self.method = method
         self.policy = policy
         self.inherited: tuple[int, ...] = ()
+        self.environment: tuple[tuple[str, str | None], ...] = ()
         self._target = target
         self._args = args
         self._count = 0

@@ -12,7 +12,8 @@ bytes. Both directions use it; what the fields mean depends on the kind:
                       CALLS    number item end: body   likewise, each is a call
                       FORGET   job                its function is no longer needed
                       QUIT                        leave
-    to the owner      READY job                   the initializer has returned; ``job``: 1 if a
+    to the owner      INITIALIZING                the initializer begins
+                      READY job                   the initializer has returned; ``job``: 1 if a
                                                   barrier of the owner's reaches the worker
                       INIT_FAILED: body           it has not: an error body
                       VALUE    number item: body  the pickle of one value
@@ -56,6 +57,7 @@ GROUP: Final = 13
 CALLS: Final = 14
 STOPPED: Final = 15
 QUIT: Final = 16
+INITIALIZING: Final = 17
 
 AGAIN: Final = 1 << 8
 """Added to the kind of a task that comes again, by value: its worker lacks names of the
