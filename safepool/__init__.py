@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from safepool.errors import PoolTerminatedError as PoolTerminatedError
     from safepool.errors import ProtectionError as ProtectionError
     from safepool.errors import SafePoolError as SafePoolError
+    from safepool.errors import SoftTimeoutError as SoftTimeoutError
     from safepool.errors import TaskNotPicklableError as TaskNotPicklableError
     from safepool.errors import TaskTimeoutError as TaskTimeoutError
     from safepool.errors import WorkerLostError as WorkerLostError
@@ -50,6 +51,7 @@ _OWN = {
     "SafePoolError": "safepool.errors",
     "TaskNotPicklableError": "safepool.errors",
     "TaskCancelledError": "safepool.cancellation",
+    "SoftTimeoutError": "safepool.errors",
     "TaskTimeoutError": "safepool.errors",
     "WorkerLostError": "safepool.errors",
 }

@@ -51,6 +51,8 @@ class Calls:
         retry_delay: float = KEEP,
         on_worker_lost: OnWorkerLost = KEEP,
         max_pending: int | None = KEEP,
+        priority: int = KEEP,
+        soft_timeout: float | None = KEEP,
     ) -> PoolView:
         """Return a view of the pool whose calls have these options; the pool stays as it is.
 
@@ -72,8 +74,13 @@ class Calls:
                 out; None: 256, or more if that is needed to keep all workers at work, up to
                 8192 while results are consumed by the thousands a second.
 
-        With ``timeout`` or ``retries`` the items of a map travel one by one, whatever
-        ``chunksize`` says. A view of a view has the options of both.
+            priority: of what waits for a worker, the higher goes first; 0 by default. Within
+                one priority, and for what a worker has got already, the order is that of the calls.
+            soft_timeout: seconds after which SoftTimeoutError is raised inside the task, which
+                may catch it, clean up and return. Uses SIGALRM and the worker's interval timer.
+
+        With ``timeout``, ``soft_timeout`` or ``retries`` the items of a map travel one by one,
+        whatever ``chunksize`` says. A view of a view has the options of both.
 
         Raises:
             TypeError, ValueError: an option makes no sense.
@@ -90,6 +97,8 @@ class Calls:
             "retry_delay": retry_delay,
             "on_worker_lost": on_worker_lost,
             "max_pending": max_pending,
+            "priority": priority,
+            "soft_timeout": soft_timeout,
         }
         changes = {name: value for name, value in named.items() if value is not KEEP}
         return PoolView(self._pool_of_calls, checked_options(self._options, changes))

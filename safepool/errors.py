@@ -93,6 +93,20 @@ class WorkerLostError(SafePoolError, RuntimeError):
         return type(self), (self.args[0], *facts)
 
 
+class SoftTimeoutError(SafePoolError, TimeoutError):
+    """Raised inside a task that has run for its ``soft_timeout``; the task may catch it.
+
+    ``seconds``: the limit.
+    """
+
+    def __init__(self, message: str, seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.seconds)
+
+
 class TaskTimeoutError(SafePoolError, TimeoutError):
     """The task took longer than it was given; its worker and all that it had started are gone.
 

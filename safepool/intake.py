@@ -41,6 +41,7 @@ class Intake:
     def take_job(self, job: Job, chunk: Chunk) -> None:
         """A job of one chunk."""
         if self._admit(job):
+            chunk.priority = job.options.priority
             self._ledger.submitted([chunk])
 
     def take_call(self, call: Call) -> None:
@@ -58,7 +59,9 @@ class Intake:
     def take_pile(self, pile: Pile) -> None:
         """Items of an open job."""
         group = pile.take()
-        if group.items and self._jobs.find(group.job) is not None:
+        job = self._jobs.find(group.job)
+        if group.items and job is not None:
+            group.priority = job.options.priority
             self._ledger.submitted([group])
 
     def open(self, job: Job) -> None:
@@ -70,7 +73,9 @@ class Intake:
 
     def take_chunk(self, chunk: Chunk) -> None:
         """A chunk of an open job."""
-        if self._jobs.find(chunk.job) is not None:
+        job = self._jobs.find(chunk.job)
+        if job is not None:
+            chunk.priority = job.options.priority
             self._ledger.submitted([chunk])
 
     def end_input(self, job: Job, items: int, error: BaseException | None) -> None:

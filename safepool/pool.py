@@ -24,7 +24,7 @@ from safepool.arguments import checked_size
 from safepool.calls import Calls
 from safepool.core import frames
 from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
-from safepool.core.policy import DEFAULT_GRACE, OnOwnerDeath, Strays, checked_policy
+from safepool.core.policy import DEFAULT_GRACE, EndPolicy, OnOwnerDeath, Strays, checked_policy
 from safepool.engine import Engine
 from safepool.errors import PoolClosedError
 from safepool.groups import MOST_SEALED, Call, Functions
@@ -32,7 +32,7 @@ from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
 from safepool.stats import PoolStats
-from safepool.worker_life import checked_life
+from safepool.worker_life import WorkerLife, checked_life
 
 _Callback = Callable[[Any], object] | None
 
@@ -59,8 +59,8 @@ class SafePool(Calls):
             :class:`safepool.detached`, and logs which. After any other end of a worker
             (``terminate`` and so ``with``, a crash, the owner's end while it is still at
             work, a launcher that was killed) they are ended whatever is said here.
-        timeout, deadline, retries, retry_on, retry_delay, on_worker_lost, max_pending: for all
-            calls of this pool; see :meth:`options`.
+        timeout, deadline, retries, retry_on, retry_delay, on_worker_lost, max_pending, priority,
+            soft_timeout: for all calls of this pool; see :meth:`options`.
         finalizer: called with ``finalargs`` in each worker that leaves: in order, or because of
             SIGTERM, which is then an exception (a SystemExit) in the task that runs. It has
             the grace for it. Not called when a worker is killed.
@@ -106,6 +106,8 @@ class SafePool(Calls):
         retry_delay: float = 0.0,
         on_worker_lost: OnWorkerLost = "fail",
         max_pending: int | None = None,
+        priority: int = 0,
+        soft_timeout: float | None = None,
         finalizer: Callable[..., object] | None = None,
         finalargs: Iterable[Any] = (),
         init_timeout: float | None = None,
@@ -122,6 +124,8 @@ class SafePool(Calls):
             "retry_delay": retry_delay,
             "on_worker_lost": on_worker_lost,
             "max_pending": max_pending,
+            "priority": priority,
+            "soft_timeout": soft_timeout,
         }
         options = checked_options(PLAIN, wanted)
         self._options = PLAIN if options == PLAIN else options
@@ -141,10 +145,14 @@ class SafePool(Calls):
         self._processes = processes
         self._by_value = not payload.main_is_importable(self._ctx.get_start_method())
         self._functions = Functions(by_value=self._by_value)
+        self._begin(processes, maxtasksperchild, policy, life)
+
+    def _begin(
+        self, processes: int, maxtasksperchild: int | None, policy: EndPolicy, life: WorkerLife
+    ) -> None:
+        """Start the workers and the engine."""
         source = self._ctx.worker_source(
-            target=service.serve,
-            args=(life, self._by_value),
-            policy=policy,
+            target=service.serve, args=(life, self._by_value), policy=policy
         )
         source.environment = life.environment
         try:

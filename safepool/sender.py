@@ -35,7 +35,11 @@ def chunk(unit: Chunk, job: Job) -> list[bytes]:
     kind = job.kind | unit.again | (frames.SPLITS if unit.may_split else 0)
     first, end = unit.base + unit.done, unit.base + unit.size
     size = len(unit.body)
-    return [frames.header(kind, unit.number, unit.job, first, size, end), unit.body]
+    parts = [frames.header(kind, unit.number, unit.job, first, size, end), unit.body]
+    if job.options.soft_timeout is not None:
+        seconds = frames.seconds(job.options.soft_timeout)
+        parts[:0] = [frames.header(frames.SOFT, unit.number, 0, 0, len(seconds)), seconds]
+    return parts
 
 
 def group(unit: Group) -> list[bytes]:

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 from safepool import entries, item_run, last_words, payload
@@ -27,6 +28,7 @@ from safepool.core import frames
 from safepool.entries import UnreadableItemError, for_sealed, run_call
 from safepool.host import barrier
 from safepool.item_run import NEVER, ItemRun
+from safepool.soft_limit import soft_limit
 from safepool.worker_life import WorkerLife
 from safepool.worker_signals import Interrupts, Terminations, WorkerEndedError, reset_signals
 
@@ -81,9 +83,21 @@ def serve(conn: socket.socket, life: WorkerLife, by_value: bool = False) -> None
 class _Task:
     """A task as it came: the items from ``item`` to before ``end`` are to be run."""
 
-    __slots__ = ("body", "by_value", "end", "item", "job", "kind", "number", "sealed", "splits")
+    __slots__ = (
+        "body",
+        "by_value",
+        "end",
+        "item",
+        "job",
+        "kind",
+        "number",
+        "sealed",
+        "soft",
+        "splits",
+    )
 
-    def __init__(self, frame: frames.Frame, *, by_value: bool) -> None:
+    def __init__(self, frame: frames.Frame, soft: float | None, *, by_value: bool) -> None:
+        self.soft = soft
         self.number = frame.number
         self.kind = frame.kind & frames.KIND
         self.by_value = by_value or bool(frame.kind & frames.AGAIN)
@@ -116,6 +130,7 @@ class _Service:
         self._decoder = frames.Decoder()
         self._tasks: deque[_Task] = deque()
         self._is_told_to_leave = False
+        self._soft: float | None = None
         self._functions: dict[int, bytes] = {}
         self._loaded: dict[int, Any] = {}
         self._jobs_by_value: set[int] = set()
@@ -207,12 +222,15 @@ class _Service:
                     self._jobs_by_value.add(frame.job)
             elif kind == frames.QUIT:
                 self._is_told_to_leave = True
+            elif kind == frames.SOFT:
+                self._soft = frames.read_seconds(frame.body)
             elif kind == frames.FORGET:
                 self._jobs_by_value.discard(frame.job)
                 self._functions.pop(frame.job, None)
                 self._loaded.pop(frame.job, None)
             else:
-                self._tasks.append(_Task(frame, by_value=self._by_value))
+                self._tasks.append(_Task(frame, self._soft, by_value=self._by_value))
+                self._soft = None
 
     def _do_call(self, task: _Task) -> None:
         """Run one call and answer, whatever it does."""
@@ -284,7 +302,10 @@ class _Service:
     def _do_one(self, task: _Task, function: Any, args: Any, kwds: Any) -> None:
         """A task of one item needs no page."""
         try:
-            data = pack(self._user(function, args, kwds), by_value=task.by_value)
+            limit = nullcontext() if task.soft is None else soft_limit(task.soft, self._interrupts)
+            with limit:
+                value = self._user(function, args, kwds)
+            data = pack(value, by_value=task.by_value)
         except BaseException as error:
             self._fail(frames.ERROR, task.item, task, error)
             return

@@ -19,12 +19,13 @@ class Unit:
     ``is_rest``: it was cut already, for the sake of a worker that had nothing to do.
     ``lane``, ``turn``: where the ledger has put it, and when it would be begun if all had
     come alone.
+    ``priority``: the higher, the sooner.
     ``missed``: so many workers died that had got it as the next thing to do.
     """
 
     __slots__ = (
         "done", "first", "is_rest", "job", "lane", "may_split", "missed", "nbytes", "number",
-        "size", "turn",
+        "priority", "size", "turn",
     )  # fmt: skip
 
     is_group = False
@@ -40,6 +41,7 @@ class Unit:
         self.is_rest = False
         self.missed = 0
         self.lane = self.turn = -1
+        self.priority = 0
         self.number = 0
         self.done = 0
 

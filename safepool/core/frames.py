@@ -10,6 +10,7 @@ bytes. Both directions use it; what the fields mean depends on the kind:
                       STARMAP  the same           each item is a call's arguments
                       GROUP    the same           tasks of their own; only they are in the body
                       CALLS    number item end: body   likewise, each is a call
+                      SOFT     number: body       the soft timeout of the task that follows
                       FORGET   job                its function is no longer needed
                       QUIT                        leave
     to the owner      INITIALIZING                the initializer begins
@@ -58,6 +59,7 @@ CALLS: Final = 14
 STOPPED: Final = 15
 QUIT: Final = 16
 INITIALIZING: Final = 17
+SOFT: Final = 18
 
 AGAIN: Final = 1 << 8
 """Added to the kind of a task that comes again, by value: its worker lacks names of the
@@ -76,6 +78,7 @@ _HEADER = struct.Struct("<QQQIII")
 _LENGTH = struct.Struct("<I")
 _PAGE = struct.Struct("=IIQQQ")
 _COMMITTED = struct.Struct("=II")
+_SECONDS = struct.Struct("=d")
 _CELL = struct.Struct("=Q")
 
 PAGE_START: Final = _PAGE.size
@@ -103,6 +106,17 @@ class Frame(NamedTuple):
 def header(kind: int, number: int, job: int, item: int, length: int, end: int = 0) -> bytes:
     """The bytes that go before a body of ``length`` bytes."""
     return _HEADER.pack(length, number, job, item, end, kind)
+
+
+def seconds(value: float) -> bytes:
+    """The body of SOFT."""
+    return _SECONDS.pack(value)
+
+
+def read_seconds(body: bytes) -> float:
+    """What it says."""
+    value: float = _SECONDS.unpack(body)[0]
+    return value
 
 
 class Decoder:

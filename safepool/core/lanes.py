@@ -82,6 +82,7 @@ class Lanes(Generic[U]):
         """Cut a unit; what is returned is the rest."""
         rest = unit.split(at)
         rest.lane = unit.lane
+        rest.priority = unit.priority
         rest.turn = unit.turn + (at * len(self._lanes) if unit.is_group else 0)
         return rest
 
@@ -91,6 +92,7 @@ class Lanes(Generic[U]):
         ways = len(self._lanes)
         for turn, part in enumerate(unit.deal(ways), self._turns):
             part.turn = turn
+            part.priority = unit.priority
             part.lane = turn % ways
             self._lanes[part.lane].append(part)
         self._turns += unit.size if unit.is_group else 1

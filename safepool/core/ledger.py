@@ -36,6 +36,7 @@ from safepool.core.commands import (
 )
 from safepool.core.dealing import MOST_BYTES, Seat
 from safepool.core.lanes import Lanes
+from safepool.core.levels import Levels
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
 """Seconds between attempts to start a worker when the system refuses: doubled each time."""
@@ -51,7 +52,7 @@ class Ledger(Generic[U]):
     def __init__(self, processes: int, lifetime: int | None = None) -> None:
         self._processes = processes
         self._lifetime = lifetime
-        self._lanes: Lanes[U] = Lanes(processes)
+        self._waiting: Levels[U] = Levels(processes)
         self._seats: dict[int, Seat[U]] = {}
         self._numbers = 0
         self._postponed = 0
@@ -67,7 +68,7 @@ class Ledger(Generic[U]):
 
     def submitted(self, units: Iterable[U]) -> None:
         """New units, to run after those that are there."""
-        self._lanes.add(units)
+        self._waiting.add(units)
 
     def source_opened(self) -> None:
         """A job will submit more units later; the pool is not finished before it has."""
@@ -111,7 +112,7 @@ class Ledger(Generic[U]):
 
     def queued(self) -> int:
         """Items that wait for a worker, or in one behind the item that it is at."""
-        waiting = sum(unit.size - unit.done for unit in self._lanes)
+        waiting = sum(unit.size - unit.done for unit in self._waiting)
         return waiting + sum(max(0, seat.held() - 1) for seat in self._seats.values())
 
     def occupants(self) -> list[Occupant]:
@@ -153,14 +154,14 @@ class Ledger(Generic[U]):
         """Now it is."""
         self._postponed -= 1
         if not self._ended:
-            self._lanes.add([unit])
+            self._waiting.add([unit])
 
     def bounced(self, worker: int, number: int, units: list[U]) -> None:
         """The worker could not read the unit of this number; these go out in its place."""
         unit = self._seats[worker].units.pop(number)
         for each in units:
-            each.lane, each.turn = unit.lane, unit.turn
-        self._lanes.put_back(units)
+            each.lane, each.turn, each.priority = unit.lane, unit.turn, unit.priority
+        self._waiting.put_back(units)
 
     def taken_back(self, worker: int, number: int) -> None:
         """Nothing of what the worker has will be begun there, but for the item that it is at in
@@ -172,10 +173,10 @@ class Ledger(Generic[U]):
         if begun is not None:
             seat.units[number] = begun
             if begun.may_split and begun.size - begun.done > 1:
-                rest = self._lanes.cut(begun, begun.done + 1)
+                rest = self._waiting.cut(begun, begun.done + 1)
                 rest.is_rest = True
                 waiting.insert(0, rest)
-        self._lanes.put_back(waiting)
+        self._waiting.put_back(waiting)
 
     def not_begun(self, worker: int) -> None:
         """There was nothing to be taken back yet: the worker has not begun what it has."""
@@ -185,7 +186,7 @@ class Ledger(Generic[U]):
         """The worker saw in time that nothing more was to be begun; what is not resolved of the
         unit was not."""
         del self._seats[worker].units[unit.number]
-        self._lanes.put_back([unit])
+        self._waiting.put_back([unit])
 
     def lost(self, worker: int, number: int) -> Lost[U] | None:
         """The worker is gone; it was at the unit of this number, if it had that.
@@ -201,14 +202,14 @@ class Ledger(Generic[U]):
             if following.missed >= MOST_MISSES:
                 number = following.number
         ran = seat.units.pop(number, None)
-        self._lanes.put_back(list(seat.units.values()))
+        self._waiting.put_back(list(seat.units.values()))
         if ran is None:
             return None
         item = ran.done
         ran.done = item + 1
         complete = ran.done >= ran.size
         if not complete:
-            self._lanes.put_back([ran])
+            self._waiting.put_back([ran])
         return Lost(ran, item, complete)
 
     def closed(self) -> None:
@@ -218,8 +219,8 @@ class Ledger(Generic[U]):
     def terminated(self) -> list[U]:
         """Nothing is run any more. Returns all units that were not resolved."""
         self._closed = self._ended = True
-        units = list(self._lanes)
-        self._lanes.clear()
+        units = list(self._waiting)
+        self._waiting.clear()
         for seat in self._seats.values():
             units.extend(seat.units.values())
             seat.units.clear()
@@ -243,7 +244,7 @@ class Ledger(Generic[U]):
             for seat in self._seats.values():
                 if seat.fresh:
                     seat.measure(now)
-            if self._lanes:
+            if self._waiting:
                 self._hand_out(commands, now)
             self._even_out(commands, now)
             self._retire(commands)
@@ -275,12 +276,12 @@ class Ledger(Generic[U]):
     def _is_idle_for_good(self) -> bool:
         if self._ended or not self._closed:
             return self._ended
-        is_some_left = self._lanes or self._postponed or self._sources
+        is_some_left = self._waiting or self._postponed or self._sources
         return not is_some_left and not any(seat.units for seat in self._seats.values())
 
     def _do_others_wait(self) -> bool:
         """Is there a worker that could do something, and nothing left for it?"""
-        return not self._lanes and any(
+        return not self._waiting and any(
             seat.ready and not seat.units and not seat.retiring for seat in self._seats.values()
         )
 
@@ -292,7 +293,7 @@ class Ledger(Generic[U]):
         )
         if not hungry:
             return
-        waiting = self._lanes.waiting()
+        waiting = self._waiting.top().waiting()
         for position, (held, worker) in enumerate(hungry):
             seat = self._seats[worker]
             units = self._take(worker, -(-waiting // (len(hungry) - position)))
@@ -302,11 +303,11 @@ class Ledger(Generic[U]):
                     seat.since = now
                 commands.append(Send(worker, units))
 
-    def _lane_for(self, worker: int) -> int | None:
+    def _lane_for(self, worker: int, lanes: Lanes[U]) -> int | None:
         """Where the next unit for a worker is; None: there is none."""
         seat = self._seats[worker]
         if not seat.units:
-            lane = self._lanes.first()
+            lane = lanes.first()
             for other in self._seats.values():
                 if other.lane == lane:
                     other.lane = None
@@ -318,9 +319,10 @@ class Ledger(Generic[U]):
         one at a time."""
         seat, units = self._seats[worker], []
         room = seat.room(share)
-        lane = self._lane_for(worker)
+        lanes = self._waiting.top()
+        lane = self._lane_for(worker, lanes)
         while room > 0 and lane is not None:
-            unit = self._lanes.head(lane)
+            unit = lanes.head(lane)
             if unit is None:
                 break
             if self._lifetime is not None:
@@ -331,10 +333,10 @@ class Ledger(Generic[U]):
                     room = min(room, left)
             if seat.units and not self._fits_behind(seat, unit, room):
                 break
-            self._lanes.pop(lane)
+            lanes.pop(lane)
             most = self._most(seat, unit, room)
             if most < unit.size - unit.done:
-                self._lanes.put_back([self._lanes.cut(unit, unit.done + most)])
+                lanes.put_back([lanes.cut(unit, unit.done + most)])
             self._numbers += 1
             unit.number = self._numbers
             seat.units[unit.number] = unit

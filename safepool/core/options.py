@@ -31,11 +31,14 @@ class TaskOptions:
     retry_delay: float = 0.0
     on_worker_lost: str = "fail"
     max_pending: int | None = None
+    priority: int = 0
+    soft_timeout: float | None = None
 
     @property
     def is_for_items(self) -> bool:
         """Does each item of a map have to travel alone?"""
-        return self.timeout is not None or self.retries > 0
+        has_limit = self.timeout is not None or self.soft_timeout is not None
+        return has_limit or self.retries > 0
 
     def delay_of_retry(
         self, attempts: int, strikes: int, error: BaseException, *, is_loss: bool
@@ -56,12 +59,13 @@ class TaskOptions:
 
 def checked_options(base: TaskOptions, changes: dict[str, Any]) -> TaskOptions:
     """Return ``base`` with ``changes``; a TypeError or ValueError names what is wrong."""
-    for name in ("timeout", "deadline"):
+    for name in ("timeout", "deadline", "soft_timeout"):
         if changes.get(name) is not None:
             _check_seconds(name, changes[name], least_is_allowed=False)
     if "retry_delay" in changes:
         _check_seconds("retry_delay", changes["retry_delay"], least_is_allowed=True)
     _check_count("retries", changes.get("retries", 0), least=0)
+    _check_count("priority", changes.get("priority", 0), least=None)
     if changes.get("max_pending") is not None:
         _check_count("max_pending", changes["max_pending"], least=1)
     if "retry_on" in changes:
@@ -80,10 +84,10 @@ def _check_seconds(name: str, value: Any, *, least_is_allowed: bool) -> None:
         raise ValueError(f"{name} must be {least} seconds, not {value!r}")
 
 
-def _check_count(name: str, value: Any, *, least: int) -> None:
+def _check_count(name: str, value: Any, *, least: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
-    if value < least:
+    if least is not None and value < least:
         raise ValueError(f"{name} must be {least} or more, not {value}")
 
 

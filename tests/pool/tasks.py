@@ -76,6 +76,27 @@ def first_waits_for_last(folder: str, item: int, last: int) -> int:
     return item
 
 
+def sleep_softly(seconds: float) -> str:
+    """Sleep, and say what came between."""
+    try:
+        time.sleep(seconds)
+    except TimeoutError as error:
+        return type(error).__name__
+    return "slept"
+
+
+def sleep_twice(seconds: float) -> None:
+    """Take no notice of the first exception."""
+    sleep_softly(seconds)
+    time.sleep(seconds)
+
+
+def has_timer(_: Any = None) -> bool:
+    """Is a timer set, or a handler for it?"""
+    is_default = signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    return signal.getitimer(signal.ITIMER_REAL)[0] > 0 or not is_default
+
+
 class Unreadable:
     """Can be pickled, and not unpickled."""
 

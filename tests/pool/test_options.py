@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 
 import safepool
-from safepool import SafePool, TaskCancelledError, TaskTimeoutError, WorkerLostError
+from safepool import (
+    SafePool,
+    SoftTimeoutError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerLostError,
+)
 from tests.kit import truth
 from tests.pool import tasks
 
@@ -310,6 +316,8 @@ def test_options_of_the_pool_and_of_views_add_up(tmp_path: Path) -> None:
         ({"max_pending": 0}, ValueError),
         ({"max_pending": "all"}, TypeError),
         ({"retry_on": (OSError, int)}, TypeError),
+        ({"priority": 1.5}, TypeError),
+        ({"soft_timeout": 0}, ValueError),
     ],
 )
 def test_options_that_make_no_sense(
@@ -345,3 +353,53 @@ def test_limits_that_were_not_reached_keep_nothing_alive(pool: SafePool) -> None
         return sum(each() is not None for each in alive) <= 2
 
     truth.until(forgotten, "results are kept")
+
+
+def test_the_higher_priority_goes_first(tmp_path: Path) -> None:
+    """Among what waits; within one priority the order of the calls, groups included."""
+    order: list[str] = []
+    with make(1) as pool:
+        blocker = pool.apply_async(tasks.wait_for_file, (str(tmp_path / "go"),))
+        plain = [
+            pool.apply_async(tasks.identity, (f"plain{n}",), callback=order.append)
+            for n in range(3)
+        ]
+        low = pool.options(priority=-1).apply_async(tasks.identity, ("low",), {}, order.append)
+        high = [
+            pool.options(priority=5).apply_async(tasks.identity, (f"high{n}",), {}, order.append)
+            for n in range(3)
+        ]
+        items = pool.options(priority=7).imap(tasks.identity, ["item0", "item1"])
+        while pool.stats().queued < 9:
+            pass
+        (tmp_path / "go").touch()
+        for call in (blocker, *plain, low, *high):
+            call.get(BOUND)
+        assert [items.next(BOUND), items.next(BOUND)] == ["item0", "item1"]
+    assert order == ["high0", "high1", "high2", "plain0", "plain1", "plain2", "low"]
+
+
+def test_a_soft_timeout_is_an_exception_in_the_task() -> None:
+    """It may catch it, or fail of it; the worker goes on, and nothing is left of the timer."""
+    with make(1) as pool:
+        soft = pool.options(soft_timeout=0.1)
+        pid = pool.apply(tasks.pid)
+        assert soft.apply_async(tasks.sleep_softly, (BOUND,)).get(BOUND) == "SoftTimeoutError"
+        with pytest.raises(SoftTimeoutError, match=r"0\.1 s") as caught:
+            soft.apply_async(tasks.sleep, (BOUND,)).get(BOUND)
+        assert caught.value.seconds == 0.1
+        assert soft.map(tasks.sleep_softly, [0.0, BOUND, 0.0]) == [
+            "slept",
+            "SoftTimeoutError",
+            "slept",
+        ]
+        assert pool.apply(tasks.has_timer) is False
+        assert pool.apply(tasks.pid) == pid
+
+
+def test_a_soft_timeout_that_is_ignored_becomes_a_hard_one() -> None:
+    """Both together: first the exception, then the end."""
+    with make(1, soft_timeout=0.05, timeout=0.3) as pool:
+        call = pool.apply_async(tasks.sleep_twice, (BOUND,))
+        with pytest.raises(TaskTimeoutError):
+            call.get(BOUND)

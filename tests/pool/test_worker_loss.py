@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import safepool
 from safepool.errors import WorkerLostError
 from safepool.pool import SafePool
+from tests.kit import truth
 from tests.pool import tasks
 
 BOUND = 60
@@ -85,12 +87,17 @@ def test_an_idle_worker_that_is_killed_is_replaced(method: str) -> None:
         assert second != first
 
 
+def _is_buried(pool: SafePool, process: Any) -> bool:
+    return process not in pool._pool
+
+
 @pytest.mark.parametrize("size", [1, 10_000_000])
 def test_a_worker_killed_while_it_is_sent_to(size: int) -> None:
     """Neither side of a large transfer can hang the pool when the worker dies in it."""
     with SafePool(2, context=safepool.get_context("fork")) as pool:
         for _ in range(3):
-            victim = pool._pool[0].pid
+            process = pool._pool[0]
+            victim = process.pid
             results = [pool.apply_async(len, (bytes(size),)) for _ in range(6)]
             os.kill(victim, signal.SIGKILL)
             for result in results:
@@ -100,6 +107,9 @@ def test_a_worker_killed_while_it_is_sent_to(size: int) -> None:
                 else:
                     with pytest.raises(WorkerLostError, match=str(victim)):
                         result.get()
+            # The others may all have been done before its end was noticed.
+            process.join(BOUND)
+            truth.until(partial(_is_buried, pool, process), "it is not buried")
 
 
 def test_chaos(tmp_path: Path) -> None:
