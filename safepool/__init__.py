@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from safepool.detachment import detached as detached
     from safepool.errors import ForeignPoolError as ForeignPoolError
     from safepool.errors import InitializerError as InitializerError
+    from safepool.errors import MemoryLimitError as MemoryLimitError
     from safepool.errors import PoolClosedError as PoolClosedError
     from safepool.errors import PoolTerminatedError as PoolTerminatedError
     from safepool.errors import ProtectionError as ProtectionError
@@ -51,6 +52,7 @@ _OWN = {
     "SafePoolError": "safepool.errors",
     "TaskNotPicklableError": "safepool.errors",
     "TaskCancelledError": "safepool.cancellation",
+    "MemoryLimitError": "safepool.errors",
     "SoftTimeoutError": "safepool.errors",
     "TaskTimeoutError": "safepool.errors",
     "WorkerLostError": "safepool.errors",

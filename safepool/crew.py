@@ -29,6 +29,7 @@ from safepool.host import vitals
 from safepool.jobs import PLAIN, Chunk, Job, Jobs, note_unreadable, unpack_error
 from safepool.limits import Limits
 from safepool.losses import Losses, traceback_in
+from safepool.memory_watch import MemoryWatch
 from safepool.resending import Resending
 from safepool.stats import PoolStats, WorkerStats
 from safepool.vigils import Vigils
@@ -55,6 +56,7 @@ class Crew:
         watch: Watch,
         functions: Functions,
         life: WorkerLife,
+        max_rss: int | None,
     ) -> None:
         self.vigils = Vigils(life, self._on_too_late)
         self.processes: list[WorkerProcess] = []
@@ -64,6 +66,7 @@ class Crew:
         self._watch = watch
         self.limits = Limits(self, ledger)
         self.deliveries = Deliveries(self.jobs, ledger)
+        self.memory = None if max_rss is None else MemoryWatch(max_rss, self, ledger, self.limits)
         self._resending = Resending(self.jobs, ledger, functions, self._renew_function)
         self.on_abort: Callable[[BaseException], None] = _ignore
         self._lost = self._retried = 0
@@ -119,6 +122,11 @@ class Crew:
                 "worker %d took longer than exit_timeout to leave; it is ended", channel.pid
             )
         channel.signal()
+
+    def name_of(self, unit: Travelling) -> str:
+        """What a worker that has this unit is at."""
+        job = self.deliveries.job_at(unit, unit.done)
+        return job.name() if job else ""
 
     # Tasks
 
@@ -242,6 +250,8 @@ class Crew:
         answers = channel.read()
         for frame in answers or ():
             self._on_answer(channel, frame)
+        if answers and self.memory is not None and self._ledger.first_unit(channel.worker) is None:
+            self.memory.check(channel.worker)
         return answers is not None
 
     def _on_answer(self, channel: Channel, frame: frames.Frame) -> None:
@@ -300,8 +310,7 @@ class Crew:
     def _stats_of(self, one: Occupant, now: float) -> WorkerStats:
         pid = self._channels[one.worker].pid
         unit = one.unit
-        job = None if unit is None else self.deliveries.job_at(unit, unit.done)
-        name = job.name() if job else ""
+        name = self.name_of(unit) if unit else ""
         busy = "busy" if unit else "idle"
         state = "leaving" if one.is_retiring else busy if one.is_ready else "starting"
         since = now - one.since if unit else None

@@ -39,6 +39,7 @@ from safepool.jobs import Chunk, Job, fresh
 from safepool.latch import Latch
 from safepool.loop import signals_blocked
 from safepool.results import Sink
+from safepool.size_settings import SizeSettings
 from safepool.stats import PoolStats
 from safepool.waiting import Answer, Inbox, Watch
 from safepool.worker_life import WorkerLife
@@ -59,28 +60,25 @@ def _cancelled(job: Job) -> BaseException:
 
 
 class Engine:
-    """Runs ``processes`` workers from ``source``; see the module's text.
-
-    ``lifetime``: chunks per worker, None for no limit. ``grace``: seconds that
+    """Runs so many workers from ``source``; see the module's text. ``grace``: seconds that
     ``source`` takes at most between asking a worker to end and forcing it.
     """
 
     def __init__(
         self,
         source: WorkerSource,
-        processes: int,
-        lifetime: int | None,
+        sizes: SizeSettings,
         grace: float,
         functions: Functions,
         life: WorkerLife,
     ) -> None:
         self.broken: BaseException | None = None
-        self._size = processes
+        self._staff = sizes.staff()
         self._patience = grace + DEFAULT_KILL_TIMEOUT + _SLACK
         self._inbox = Inbox()
         self._watch = Watch()
-        self._ledger: Ledger[Travelling] = Ledger(processes, lifetime)
-        self._crew = Crew(source, self._ledger, self._watch, functions, life)
+        self._ledger: Ledger[Travelling] = Ledger(sizes.size, sizes.lifetime, self._staff)
+        self._crew = Crew(source, self._ledger, self._watch, functions, life, sizes.max_rss)
         self._crew.on_abort = self._abort
         self._limits = self._crew.limits
         self._jobs = self._crew.jobs
@@ -105,7 +103,7 @@ class Engine:
         """Start all workers and the thread; on an error nothing is left and it is raised."""
         try:
             self._watch.add(self._inbox.fileno(), lambda _events: self._inbox.hear())
-            for _ in range(self._size):
+            for _ in range(self._staff.wanted):
                 self._crew.start()
             self._finalizer = util.Finalize(None, self._terminate_at_exit, exitpriority=15)
             _engines.add(self)
@@ -176,6 +174,10 @@ class Engine:
         answer: Answer[PoolStats | None] = Answer(None)
         self._post(self._on_stats, answer)
         return answer.get() or PoolStats(0, 0, 0, 0, 0, 0, ())
+
+    def resize(self, size: int) -> None:
+        """Have so many workers."""
+        self._post(self._ledger.resize, size)
 
     def close(self) -> None:
         """Take no more jobs; workers leave when all is done."""
@@ -269,7 +271,10 @@ class Engine:
             ready = self._watch.look(0.0 if has_events else self._next_look())
         self._watch.serve(ready)
         self._limits.carry_out()
-        self._crew.vigils.carry_out(time.monotonic())
+        now = time.monotonic()
+        self._crew.vigils.carry_out(now)
+        if self._crew.memory is not None:
+            self._crew.memory.carry_out(now)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._force()
 
@@ -289,6 +294,8 @@ class Engine:
         now = time.monotonic()
         waits = [self._ledger.look_again_in(now), self._limits.wait(now)]
         waits.append(self._crew.vigils.wait(now))
+        if self._crew.memory is not None:
+            waits.append(self._crew.memory.wait(now))
         if self._deadline is not None:
             waits.append(max(0.0, self._deadline - now))
         return min((wait for wait in waits if wait is not None), default=None)

@@ -93,6 +93,22 @@ class WorkerLostError(SafePoolError, RuntimeError):
         return type(self), (self.args[0], *facts)
 
 
+class MemoryLimitError(SafePoolError, MemoryError):
+    """The worker used more than ``max_rss`` during this task; it and its tree are gone.
+
+    Attributes: ``limit`` and ``used`` in bytes; ``pid`` of the worker.
+    """
+
+    def __init__(self, message: str, limit: int = 0, used: int = 0, pid: int = 0) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.used = used
+        self.pid = pid
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.limit, self.used, self.pid)
+
+
 class SoftTimeoutError(SafePoolError, TimeoutError):
     """Raised inside a task that has run for its ``soft_timeout``; the task may catch it.
 

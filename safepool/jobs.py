@@ -82,7 +82,8 @@ class Chunk(Unit):
         *,
         may_split: bool = False,
     ) -> None:
-        nbytes = len(body) if job.options.timeout is None else max(ALONE, len(body))
+        is_alone = job.options.timeout is not None or job.options.is_alone
+        nbytes = max(ALONE, len(body)) if is_alone else len(body)
         super().__init__(job.number, first, size, nbytes, may_split=may_split)
         self._begin(body, originals)
 

@@ -103,6 +103,11 @@ class Limits:
         named, error = self._verdicts.pop(worker, (-1, None))
         return error if named == number else None
 
+    def condemn(self, worker: int, number: int, error: BaseException) -> None:
+        """End a worker because of the unit that it is at, which then fails with ``error``."""
+        self._verdicts[worker] = number, error
+        self._workers.end(worker)
+
     def tries_again(
         self, unit: Chunk, job: Job | None, error: BaseException, *, is_loss: bool
     ) -> bool:
@@ -164,8 +169,7 @@ class Limits:
         seconds = job.options.timeout or 0.0
         pid = self._workers.pid(worker)
         message = f"{job.name()} ran longer than {seconds:g} s; its worker {pid} was ended"
-        self._verdicts[worker] = number, TaskTimeoutError(message, "timeout", seconds, pid)
-        self._workers.end(worker)
+        self.condemn(worker, number, TaskTimeoutError(message, "timeout", seconds, pid))
 
     def _expire(self, job: Job) -> None:
         seconds = job.options.deadline or 0.0

@@ -31,6 +31,7 @@ from safepool.groups import MOST_SEALED, Call, Functions
 from safepool.jobs import PLAIN, Chunk, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
+from safepool.size_settings import IDLE_TIMEOUT, SizeSettings, checked_sizes
 from safepool.stats import PoolStats
 from safepool.worker_life import WorkerLife, checked_life
 
@@ -73,6 +74,13 @@ class SafePool(Calls):
         inner_threads: threads that OpenMP and BLAS libraries may use within a worker. It sets
             the variables that they read (unless ``env`` does), and limits those that are
             loaded already if threadpoolctl is installed. None: left as it is.
+        lazy: start no worker before there is a task for it, and no more than have one.
+        idle_timeout: seconds after which a worker that has had nothing to do leaves; the next
+            task starts one again. Six hours by default; None: they stay.
+        max_rss: bytes of memory that a worker may use together with its descendants; what
+            several processes share counts by part. After a task that left it with more a
+            worker is replaced; during one it is ended with its tree, and the task fails with
+            MemoryLimitError. Tasks of such a pool travel one by one.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -114,6 +122,9 @@ class SafePool(Calls):
         exit_timeout: float | None = None,
         env: Mapping[str, str | None] | None = None,
         inner_threads: int | None = None,
+        lazy: bool = False,
+        idle_timeout: float | None = IDLE_TIMEOUT,
+        max_rss: int | None = None,
     ) -> None:
         self._owner = os.getpid()
         wanted = {
@@ -127,9 +138,11 @@ class SafePool(Calls):
             "priority": priority,
             "soft_timeout": soft_timeout,
         }
+        wanted["is_alone"] = max_rss is not None
         options = checked_options(PLAIN, wanted)
         self._options = PLAIN if options == PLAIN else options
         processes = checked_size(processes, initializer, maxtasksperchild)
+        sizes = checked_sizes(processes, maxtasksperchild, lazy, idle_timeout, max_rss)
         life = checked_life(
             initializer,
             initargs,
@@ -145,20 +158,16 @@ class SafePool(Calls):
         self._processes = processes
         self._by_value = not payload.main_is_importable(self._ctx.get_start_method())
         self._functions = Functions(by_value=self._by_value)
-        self._begin(processes, maxtasksperchild, policy, life)
+        self._begin(sizes, policy, life)
 
-    def _begin(
-        self, processes: int, maxtasksperchild: int | None, policy: EndPolicy, life: WorkerLife
-    ) -> None:
+    def _begin(self, sizes: SizeSettings, policy: EndPolicy, life: WorkerLife) -> None:
         """Start the workers and the engine."""
         source = self._ctx.worker_source(
             target=service.serve, args=(life, self._by_value), policy=policy
         )
         source.environment = life.environment
         try:
-            engine = Engine(
-                source, processes, maxtasksperchild, policy.grace, self._functions, life
-            )
+            engine = Engine(source, sizes, policy.grace, self._functions, life)
         except BaseException:
             source.close()
             raise
@@ -188,6 +197,16 @@ class SafePool(Calls):
         """
         check_owner(self._owner)
         return self._engine.stats()
+
+    def resize(self, processes: int) -> None:
+        """Have so many workers from now on: at once where some are missing; where there are too
+        many, idle ones leave, and busy ones when they are through with what they have begun.
+
+        Raises ValueError for less than 1. Safe in threads and callbacks.
+        """
+        self._check_running()
+        self._processes = checked_size(processes, None, None)
+        self._engine.resize(self._processes)
 
     @property
     def _pool(self) -> list[Any]:

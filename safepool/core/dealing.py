@@ -30,7 +30,8 @@ class Seat(Generic[U]):
     """A worker as the ledger sees it."""
 
     __slots__ = (
-        "fresh", "lane", "pace", "ready", "recalled", "retiring", "served", "since", "units"
+        "fresh", "lane", "leaving", "pace", "ready", "recalled", "retiring", "served", "since",
+        "units",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -38,11 +39,16 @@ class Seat(Generic[U]):
         self.units: dict[int, U] = {}
         self.ready = False
         self.retiring = False
+        self.leaving = False
         self.recalled = False
         self.served = 0
         self.fresh = 0
         self.since = 0.0
         self.pace: float | None = None
+
+    def is_open(self) -> bool:
+        """May it get something to do?"""
+        return self.ready and not self.retiring and not self.leaving
 
     def depth(self) -> int:
         """How many items it may hold: one until it has shown itself quick."""
@@ -58,7 +64,7 @@ class Seat(Generic[U]):
         """How many items it may get now, if ``share`` are its part of all; 0: none."""
         held = self.held()
         depth = self.depth()
-        if held and (self.retiring or held > depth // 2):
+        if held > depth // 2:
             return 0
         return max(1, min(depth - held, (depth + 1) // 2, share))
 
@@ -71,6 +77,25 @@ class Seat(Generic[U]):
         """How many items of a group it may get besides what it has, by their bytes."""
         left = MOST_BYTES - self.nbytes()
         return max(0, left * unit.size // max(1, unit.nbytes))
+
+    def fits_behind(self, unit: U, room: int) -> bool:
+        """May the unit wait behind what the worker has?"""
+        nbytes = self.nbytes()
+        if unit.is_group:
+            return nbytes < MOST_BYTES
+        is_small = unit.may_split or unit.size - unit.done <= room
+        return is_small and nbytes + unit.nbytes <= MOST_BYTES
+
+    def most(self, unit: U, room: int, workers: int) -> int:
+        """How many items of the unit it gets, of a pool with so many workers."""
+        whole = unit.size - unit.done
+        if unit.is_group:
+            return min(whole, room, max(1, self.room_for_bytes(unit)))
+        if unit.is_rest:
+            # Of what was taken back for an idle worker's sake each gets a part, and smaller
+            # ones towards the end, or the rest would go to and fro.
+            return max(1, -(-whole // (2 * workers)))
+        return whole
 
     def measure(self, now: float) -> None:
         """Take the mean time of the items that have ended since the last look."""

@@ -57,7 +57,20 @@ class Lanes(Generic[U]):
     def put_back(self, units: list[U]) -> None:
         """Queue units again that were here, before those that wait in their lane."""
         for unit in reversed(units):
+            unit.lane %= len(self._lanes)  # there may have been more
             self._lanes[unit.lane].appendleft(unit)
+
+    def in_order(self) -> list[U]:
+        """All units, the first first."""
+        dealt = [unit for lane in self._lanes for unit in lane]
+        return [*sorted(dealt, key=lambda unit: unit.turn), *self._undealt]
+
+    def add_dealt(self, unit: U) -> None:
+        """Queue a unit behind all others, and do not deal it out any more."""
+        unit.turn = self._turns
+        unit.lane = unit.turn % len(self._lanes)
+        self._lanes[unit.lane].append(unit)
+        self._turns += 1
 
     def first(self) -> int | None:
         """The lane in which the first of all units is."""

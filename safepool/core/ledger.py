@@ -34,9 +34,10 @@ from safepool.core.commands import (
     TakeBack,
     U,
 )
-from safepool.core.dealing import MOST_BYTES, Seat
+from safepool.core.dealing import Seat
 from safepool.core.lanes import Lanes
 from safepool.core.levels import Levels
+from safepool.core.staffing import Staff
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.025, 1.0
 """Seconds between attempts to start a worker when the system refuses: doubled each time."""
@@ -49,8 +50,10 @@ its bytes alone may be more than a worker can take."""
 class Ledger(Generic[U]):
     """The book of one pool with ``processes`` workers, each for at most ``lifetime`` tasks."""
 
-    def __init__(self, processes: int, lifetime: int | None = None) -> None:
-        self._processes = processes
+    def __init__(
+        self, processes: int, lifetime: int | None = None, staff: Staff | None = None
+    ) -> None:
+        self._staff = staff or Staff(processes)
         self._lifetime = lifetime
         self._waiting: Levels[U] = Levels(processes)
         self._seats: dict[int, Seat[U]] = {}
@@ -146,6 +149,21 @@ class Ledger(Generic[U]):
         """All of a unit is resolved."""
         del self._seats[worker].units[unit.number]
 
+    def leave(self, worker: int) -> None:
+        """The worker is to leave when it is through with what it has begun."""
+        self._seats[worker].leaving = True
+
+    def resize(self, size: int) -> None:
+        """Have so many workers from now on; who is too many leaves after what it has begun."""
+        self._staff.resize(size)
+        self._waiting.resize(size)
+        staying = [seat for seat in self._seats.values() if not (seat.retiring or seat.leaving)]
+        staying.sort(key=lambda seat: (seat.ready, seat.held()))
+        for seat in self._seats.values():
+            seat.lane = None
+        for seat in staying[: max(0, len(staying) - size)]:
+            seat.leaving = True
+
     def postponed(self) -> None:
         """A unit that was resolved is to run again, but not yet."""
         self._postponed += 1
@@ -237,7 +255,7 @@ class Ledger(Generic[U]):
         if not any(seat.ready for seat in self._seats.values()):
             # While others work, a refusal is no reason to give up.
             failures += self._refusals
-        if not self._ended and failures >= self._processes + 2:
+        if not self._ended and failures >= self._staff.size + 2:
             self._ended = True
             commands.append(Break(failures))
         if not self._ended:
@@ -247,8 +265,8 @@ class Ledger(Generic[U]):
             if self._waiting:
                 self._hand_out(commands, now)
             self._even_out(commands, now)
-            self._retire(commands)
-            missing = self._processes - len(self._seats)
+            self._retire(commands, now)
+            missing = self._missing()
             may_start = now >= self._start_again_at and not self._is_idle_for_good()
             if missing > 0 and may_start:
                 commands.append(Start(missing))
@@ -261,15 +279,18 @@ class Ledger(Generic[U]):
         """Seconds until ``advance`` may want something although no event came; None: never."""
         if self._ended:
             return None
-        if len(self._seats) < self._processes and self._start_again_at > now:
+        if self._missing() > 0 and self._start_again_at > now:
             return self._start_again_at - now
         others_wait = self._do_others_wait()
-        waits = [
-            seat.since + patience - now
-            for seat in self._seats.values()
-            if (patience := seat.patience(others_wait=others_wait)) is not None
-        ]
-        return max(0.0, min(waits)) if waits else None
+        waits: list[float | None] = []
+        for seat in self._seats.values():
+            patience = seat.patience(others_wait=others_wait)
+            if patience is not None:
+                waits.append(seat.since + patience - now)
+            elif seat.is_open() and not seat.units:
+                waits.append(self._staff.idle_for(seat.since, now))
+        least = min((wait for wait in waits if wait is not None), default=None)
+        return None if least is None else max(0.0, least)
 
     # Deciding
 
@@ -282,14 +303,22 @@ class Ledger(Generic[U]):
     def _do_others_wait(self) -> bool:
         """Is there a worker that could do something, and nothing left for it?"""
         return not self._waiting and any(
-            seat.ready and not seat.units and not seat.retiring for seat in self._seats.values()
+            seat.is_open() and not seat.units for seat in self._seats.values()
         )
+
+    def _missing(self) -> int:
+        """How many workers are to be started."""
+        staff = self._staff
+        if staff.wanted < staff.size:
+            busy = sum(bool(seat.units) for seat in self._seats.values())
+            staff.need(busy, self._waiting.top().waiting())
+        return staff.wanted - len(self._seats)
 
     def _hand_out(self, commands: list[Command[U]], now: float) -> None:
         hungry = sorted(
             (held, worker)
             for worker, seat in self._seats.items()
-            if seat.ready and not seat.retiring and ((held := seat.held()) <= seat.depth() // 2)
+            if seat.is_open() and ((held := seat.held()) <= seat.depth() // 2)
         )
         if not hungry:
             return
@@ -331,10 +360,10 @@ class Ledger(Generic[U]):
                     break
                 if unit.is_group:
                     room = min(room, left)
-            if seat.units and not self._fits_behind(seat, unit, room):
+            if seat.units and not seat.fits_behind(unit, room):
                 break
             lanes.pop(lane)
-            most = self._most(seat, unit, room)
+            most = seat.most(unit, room, len(self._seats))
             if most < unit.size - unit.done:
                 lanes.put_back([lanes.cut(unit, unit.done + most)])
             self._numbers += 1
@@ -345,26 +374,6 @@ class Ledger(Generic[U]):
             room -= unit.size - unit.done
         return units
 
-    @staticmethod
-    def _fits_behind(seat: Seat[U], unit: U, room: int) -> bool:
-        """May it wait behind what the worker has?"""
-        nbytes = seat.nbytes()
-        if unit.is_group:
-            return nbytes < MOST_BYTES
-        is_small = unit.may_split or unit.size - unit.done <= room
-        return is_small and nbytes + unit.nbytes <= MOST_BYTES
-
-    def _most(self, seat: Seat[U], unit: U, room: int) -> int:
-        """How many items of the unit a worker gets."""
-        whole = unit.size - unit.done
-        if unit.is_group:
-            return min(whole, room, max(1, seat.room_for_bytes(unit)))
-        if unit.is_rest:
-            # Of what was taken back for an idle worker's sake each gets a part, and smaller
-            # ones towards the end, or the rest would go to and fro.
-            return max(1, -(-whole // (2 * len(self._seats))))
-        return whole
-
     def _even_out(self, commands: list[Command[U]], now: float) -> None:
         """Take back what waits behind a task that takes its time."""
         others_wait = self._do_others_wait()
@@ -374,10 +383,18 @@ class Ledger(Generic[U]):
                 seat.start_over(now)
                 commands.append(TakeBack(worker))
 
-    def _retire(self, commands: list[Command[U]]) -> None:
+    def _retire(self, commands: list[Command[U]], now: float) -> None:
         through = self._is_idle_for_good()
         for worker, seat in self._seats.items():
+            if seat.retiring or seat.units:
+                continue
             used_up = self._lifetime is not None and seat.served >= self._lifetime
-            if not seat.retiring and not seat.units and (through or used_up):
-                seat.retiring = True
-                commands.append(Retire(worker))
+            idle_for = self._staff.idle_for(seat.since, now)
+            if through or used_up or (seat.leaving and seat.ready):
+                pass
+            elif seat.ready and idle_for is not None and idle_for <= 0:
+                self._staff.one_left()
+            else:
+                continue
+            seat.retiring = True
+            commands.append(Retire(worker))

@@ -53,6 +53,14 @@ class Levels(Generic[U]):
         """Cut a unit; what is returned is the rest."""
         return self._of(unit).cut(unit, at)
 
+    def resize(self, ways: int) -> None:
+        """Have so many lanes from now on; the order stays."""
+        old, self._levels = self._levels, {0: Lanes(ways)}
+        self._ways, self._usual = ways, self._levels[0]
+        for lanes in old.values():
+            for unit in lanes.in_order():
+                self._of(unit).add_dealt(unit)
+
     def clear(self) -> None:
         """Forget all."""
         for lanes in self._levels.values():

@@ -33,12 +33,14 @@ class TaskOptions:
     max_pending: int | None = None
     priority: int = 0
     soft_timeout: float | None = None
+    is_alone: bool = False
+    """Of a pool with ``max_rss``: what a worker uses is to be one task's."""
 
     @property
     def is_for_items(self) -> bool:
         """Does each item of a map have to travel alone?"""
         has_limit = self.timeout is not None or self.soft_timeout is not None
-        return has_limit or self.retries > 0
+        return has_limit or self.retries > 0 or self.is_alone
 
     def delay_of_retry(
         self, attempts: int, strikes: int, error: BaseException, *, is_loss: bool
