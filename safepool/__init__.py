@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from safepool.errors import InitializerError as InitializerError
     from safepool.errors import MemoryLimitError as MemoryLimitError
     from safepool.errors import PoolClosedError as PoolClosedError
+    from safepool.errors import PoolFullError as PoolFullError
     from safepool.errors import PoolTerminatedError as PoolTerminatedError
     from safepool.errors import ProtectionError as ProtectionError
     from safepool.errors import SafePoolError as SafePoolError
@@ -53,6 +54,7 @@ _OWN = {
     "TaskNotPicklableError": "safepool.errors",
     "TaskCancelledError": "safepool.cancellation",
     "MemoryLimitError": "safepool.errors",
+    "PoolFullError": "safepool.errors",
     "SoftTimeoutError": "safepool.errors",
     "TaskTimeoutError": "safepool.errors",
     "WorkerLostError": "safepool.errors",

@@ -5,6 +5,7 @@ Called by: users.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from safepool.core import frames
 from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
 from safepool.feeder import feed_in_background, fill
 from safepool.jobs import Job
-from safepool.results import AsyncResult, MapResult
+from safepool.results import AsyncResult, MapResult, Sink
 from safepool.streams import IMapIterator, IMapUnorderedIterator, Stream
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Calls:
         max_pending: int | None = KEEP,
         priority: int = KEEP,
         soft_timeout: float | None = KEEP,
+        progress: bool | str = KEEP,
     ) -> PoolView:
         """Return a view of the pool whose calls have these options; the pool stays as it is.
 
@@ -79,6 +81,10 @@ class Calls:
             soft_timeout: seconds after which SoftTimeoutError is raised inside the task, which
                 may catch it, clean up and return. Uses SIGALRM and the worker's interval timer.
 
+            progress: True, or a text to stand before it: a bar on stderr for each map and imap,
+                with what is done, failed and tried again, and the time it will take. Needs
+                tqdm (``pip install 'safepool[progress]'``).
+
         With ``timeout``, ``soft_timeout`` or ``retries`` the items of a map travel one by one,
         whatever ``chunksize`` says. A view of a view has the options of both.
 
@@ -99,6 +105,7 @@ class Calls:
             "max_pending": max_pending,
             "priority": priority,
             "soft_timeout": soft_timeout,
+            "progress": progress,
         }
         changes = {name: value for name, value in named.items() if value is not KEEP}
         return PoolView(self._pool_of_calls, checked_options(self._options, changes))
@@ -220,7 +227,8 @@ class Calls:
         except Exception as error:
             pool._engine.refuse(result, error)
             return result
-        result._job = job = Job(result, kind, func, body, self._options)
+        sink = self._with_bar(result, length)
+        result._job = job = Job(sink, kind, func, body, self._options)
         pool._engine.open(job)
         fill(pool._engine, job, iterator, chunksize, by_value=pool._by_value)
         return result
@@ -244,10 +252,22 @@ class Calls:
         except Exception as error:
             stream.fail(error, tell=True)
             return stream
-        job = Job(stream, frames.MAP, func, body, self._options)
+        total = operator.length_hint(iterable, -1)
+        sink = self._with_bar(stream, None if total < 0 else total)
+        job = Job(sink, frames.MAP, func, body, self._options)
         pool._engine.open(job)
         feed_in_background(pool._engine, job, stream, iterator, chunksize, by_value=pool._by_value)
         return stream
+
+    def _with_bar(self, sink: Sink, total: int | None) -> Sink:
+        """The sink, with a progress bar around it if one is wanted."""
+        wanted = self._options.progress
+        if wanted is False:
+            return sink
+        from safepool.progress import ProgressSink
+
+        text = wanted if isinstance(wanted, str) else ""
+        return ProgressSink(sink, text, total, self._pool_of_calls._processes)
 
 
 class PoolView(Calls):

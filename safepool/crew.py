@@ -288,7 +288,7 @@ class Crew:
             if self.limits.tries_again(unit, job, error, is_loss=False):
                 self._ledger.progressed(worker, 1, tasks=1)
                 self._ledger.answered(worker, unit)
-                self._retried += 1
+                self._note_retry(job)
                 return
         error = error if is_tasks else note_unreadable(error)
         self.deliveries.take_error(worker, unit, error)
@@ -348,11 +348,16 @@ class Crew:
             error = self._loss(channel, unit, lost.item, job)
         self._lost += is_loss
         if isinstance(unit, Chunk) and self.limits.tries_again(unit, job, error, is_loss=is_loss):
-            self._retried += 1
+            self._note_retry(job)
             return
         self.deliveries.take_loss(unit, lost.item, error, is_last=lost.complete)
         if is_loss and job is not None and job.options.on_worker_lost == "abort":
             self.on_abort(error)
+
+    def _note_retry(self, job: Job | None) -> None:
+        self._retried += 1
+        if job is not None:
+            job.sink.tried_again()
 
     def _loss(
         self, channel: Channel, unit: Travelling, item: int, job: Job | None

@@ -120,6 +120,10 @@ class Engine:
             self._end(time.monotonic() + self._patience)
             raise
 
+    def is_own_thread(self) -> bool:
+        """Is the caller a callback, which the engine waits for?"""
+        return threading.current_thread() is self._thread
+
     def submit(self, job: Job, chunk: Chunk) -> None:
         """Run a job of one chunk."""
         self._post(self._intake.take_job, job, chunk)
@@ -157,7 +161,7 @@ class Engine:
 
         Waits for the engine's answer, not for the end of a worker.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_own_thread():
             return self._limits.end_job(job, _cancelled(job), kill=kill)
         answer = Answer(False)
         self._post(self._on_cancel, job, kill, answer)
@@ -169,7 +173,7 @@ class Engine:
 
     def stats(self) -> PoolStats:
         """A picture of this moment; of an engine that has ended or is held up, without workers."""
-        if threading.current_thread() is self._thread or self._ended.is_set():
+        if self.is_own_thread() or self._ended.is_set():
             return self._crew.stats()
         answer: Answer[PoolStats | None] = Answer(None)
         self._post(self._on_stats, answer)
@@ -199,7 +203,7 @@ class Engine:
     def terminate(self) -> None:
         """End everything and wait for that, at most grace and kill timeout and a little more."""
         self.stop()
-        if threading.current_thread() is self._thread:
+        if self.is_own_thread():
             return
         if not self._stopped.wait(_SLACK):
             # The engine is held up in a user's callback: ask the workers without it.

@@ -35,6 +35,10 @@ class PoolClosedError(SafePoolError, ValueError):
     """The pool takes no more tasks: it was closed or terminated."""
 
 
+class PoolFullError(SafePoolError, RuntimeError):
+    """The pool has as many calls that are not done as it may have (``max_queued``)."""
+
+
 class PoolTerminatedError(SafePoolError, RuntimeError):
     """The result will never come: the pool was terminated before the task ended."""
 

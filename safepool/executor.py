@@ -135,18 +135,19 @@ class SafePoolExecutor(concurrent.futures.Executor):
         """
         future = _Future()
         with self._lock:
-            if self._is_shut_down:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            if _is_exiting:
-                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+            self._check_running()
             pool = self._started()
+        # Not under the lock: somebody else's callback may want that while this one waits.
+        pool._take_place()
+        with self._lock:
+            self._check_running(pool)
             sink = _FutureSink(future, pool)
             if self._begun < self._max_workers:
                 # A worker starts for each of these, so they are as good as begun.
                 self._begun += 1
                 sink.begin()
             try:
-                pool._submit(sink, fn, args, kwargs, pool._options)
+                pool._submit_placed(sink, fn, args, kwargs, pool._options)
             except PoolClosedError:
                 raise RuntimeError("cannot schedule new futures after shutdown") from None
             except InitializerError as error:
@@ -218,6 +219,14 @@ class SafePoolExecutor(concurrent.futures.Executor):
         if pool is not None:
             pool._end_workers(force=force)
 
+    def _check_running(self, pool: SafePool | None = None) -> None:
+        """Raise RuntimeError if no more calls are taken; then ``pool`` gets its place back."""
+        words = "shutdown" if self._is_shut_down else "interpreter shutdown" if _is_exiting else ""
+        if words:
+            if pool is not None:
+                pool._leave_place()
+            raise RuntimeError(f"cannot schedule new futures after {words}")
+
     def _cancel_pending(self) -> None:
         for future in list(self._pending):
             future.cancel()
@@ -284,6 +293,9 @@ class _FutureSink:
     def input_ended(self, items: int, error: BaseException | None) -> bool:
         """Engine: there is one unit, always."""
         return False
+
+    def tried_again(self) -> None:
+        """Engine: nothing to do."""
 
     def wake(self) -> None:
         """Engine: nothing to do, ``put`` wakes."""

@@ -21,18 +21,19 @@ from typing import Any, NoReturn, TypeVar
 
 from safepool import payload, run, service
 from safepool.arguments import checked_size
+from safepool.bounds import BoundedSink, WhenFull, checked_bound
 from safepool.calls import Calls
-from safepool.core import frames
 from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
 from safepool.core.policy import DEFAULT_GRACE, EndPolicy, OnOwnerDeath, Strays, checked_policy
 from safepool.engine import Engine
 from safepool.errors import PoolClosedError
-from safepool.groups import MOST_SEALED, Call, Functions
-from safepool.jobs import PLAIN, Chunk, Job
+from safepool.groups import Functions
+from safepool.jobs import PLAIN, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
 from safepool.size_settings import IDLE_TIMEOUT, SizeSettings, checked_sizes
 from safepool.stats import PoolStats
+from safepool.submission import submit
 from safepool.worker_life import WorkerLife, checked_life
 
 _Callback = Callable[[Any], object] | None
@@ -81,6 +82,12 @@ class SafePool(Calls):
             several processes share counts by part. After a task that left it with more a
             worker is replaced; during one it is ended with its tree, and the task fails with
             MemoryLimitError. Tasks of such a pool travel one by one.
+        max_queued: calls (of ``apply_async`` and the like) that may wait besides those that
+            workers have; None: any number.
+        when_full: what ``apply_async`` does when there are as many: "block", it waits until one
+            is done (a callback, which would wait for ever, gets PoolFullError); "raise",
+            PoolFullError.
+        progress: a bar for each map of this pool; see :meth:`options`.
 
     Raises:
         ValueError, TypeError: an argument makes no sense.
@@ -125,6 +132,9 @@ class SafePool(Calls):
         lazy: bool = False,
         idle_timeout: float | None = IDLE_TIMEOUT,
         max_rss: int | None = None,
+        max_queued: int | None = None,
+        when_full: WhenFull = "block",
+        progress: bool | str = False,
     ) -> None:
         self._owner = os.getpid()
         wanted = {
@@ -137,12 +147,14 @@ class SafePool(Calls):
             "max_pending": max_pending,
             "priority": priority,
             "soft_timeout": soft_timeout,
+            "progress": progress,
         }
         wanted["is_alone"] = max_rss is not None
         options = checked_options(PLAIN, wanted)
         self._options = PLAIN if options == PLAIN else options
         processes = checked_size(processes, initializer, maxtasksperchild)
         sizes = checked_sizes(processes, maxtasksperchild, lazy, idle_timeout, max_rss)
+        self._bound = checked_bound(max_queued, when_full, processes)
         life = checked_life(
             initializer,
             initargs,
@@ -254,40 +266,35 @@ class SafePool(Calls):
     ) -> Job:
         """Begin one call; its outcome goes to ``sink``."""
         self._check_running()
-        if options is PLAIN:
-            return self._submit_call(sink, func, args, kwds)
-        job = Job(sink, frames.CALL, func, b"", options)
-        try:
-            body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
-        except Exception as error:
-            self._engine.refuse(sink, error)
-            return job
-        again = not self._by_value and payload.names_main(body)
-        self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if again else None))
-        return job
+        self._take_place()
+        return self._submit_placed(sink, func, args, kwds, options)
 
-    def _submit_call(
-        self, sink: Sink, func: Callable[..., Any], args: Iterable[Any], kwds: Mapping[str, Any]
+    def _take_place(self) -> None:
+        """Wait for room for one more call, where there is a bound, or raise PoolFullError."""
+        if self._bound is not None:
+            self._bound.take(may_wait=not self._engine.is_own_thread())
+
+    def _leave_place(self) -> None:
+        if self._bound is not None:
+            self._bound.let_go()
+
+    def _submit_placed(
+        self,
+        sink: Sink,
+        func: Callable[..., Any],
+        args: Iterable[Any],
+        kwds: Mapping[str, Any],
+        options: TaskOptions,
     ) -> Job:
-        """The same for a call without options, which may travel with others."""
-        if self._functions.make_plain(func, args, kwds):
-            call = Call(sink, func, args, {}, None)
-            self._engine.call(call)
-            return call
-        try:
-            body = payload.dumps_call(func, args, kwds, by_value=self._by_value)
-        except Exception as error:
-            call = Call(sink, func, args, kwds, None)
-            self._engine.refuse(sink, error)
-            return call
-        names_main = not self._by_value and payload.names_main(body)
-        if len(body) <= MOST_SEALED and not names_main:
-            call = Call(sink, func, args, kwds, body)
-            self._engine.call(call)
-            return call
-        job = Job(sink, frames.CALL, func, b"")
-        self._engine.submit(job, Chunk(job, 0, 1, body, (func, args, kwds) if names_main else None))
-        return job
+        """The same for a call that has its place."""
+        if self._bound is not None:
+            sink = bounded = BoundedSink(sink, self._bound)
+            try:
+                self._check_running()  # it may have been closed meanwhile
+            except BaseException:
+                bounded.leave()
+                raise
+        return submit(self._engine, self._functions, sink, func, args, kwds, options)
 
     def close(self) -> None:
         """Take no more tasks; workers leave when all tasks are done."""

@@ -51,6 +51,9 @@ class Sink(Protocol):
     def input_ended(self, items: int, error: BaseException | None) -> bool:
         """There were so many items, then ``error``; True when the job is complete."""
 
+    def tried_again(self) -> None:
+        """A task has failed and gets another attempt."""
+
     def wake(self) -> None:
         """Called once after a batch of ``put``."""
 
@@ -210,6 +213,9 @@ class AsyncResult:
         if error is not None and not self._complete:
             self._end(False, error)
         return self._complete
+
+    def tried_again(self) -> None:
+        """Engine: nothing to do."""
 
     def wake(self) -> None:
         """Engine: nothing to do, ``put`` wakes."""

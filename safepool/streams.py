@@ -114,6 +114,9 @@ class Stream:
         self._ended = self._arrived == items
         return self._ended
 
+    def tried_again(self) -> None:
+        """Engine: nothing to do."""
+
     def wake(self) -> None:
         """Engine: wake those who wait, once for all that has been put."""
         self._changed.ring()

@@ -33,6 +33,7 @@ class TaskOptions:
     max_pending: int | None = None
     priority: int = 0
     soft_timeout: float | None = None
+    progress: bool | str = False
     is_alone: bool = False
     """Of a pool with ``max_rss``: what a worker uses is to be one task's."""
 
@@ -72,6 +73,10 @@ def checked_options(base: TaskOptions, changes: dict[str, Any]) -> TaskOptions:
         _check_count("max_pending", changes["max_pending"], least=1)
     if "retry_on" in changes:
         changes = {**changes, "retry_on": _classes(changes["retry_on"])}
+    if not isinstance(changes.get("progress", False), (bool, str)):
+        raise TypeError(
+            f"progress must be True, False or a text, not {type(changes['progress']).__name__}"
+        )
     word = changes.get("on_worker_lost", "fail")
     if word not in _WORDS:
         raise ValueError(f'on_worker_lost must be "fail" or "abort", not {word!r}')
