@@ -83,14 +83,12 @@ def test_sigterm_unwinds_the_task_that_runs(tmp_path: Path) -> None:
     assert "unwound-WorkerEndedError" in os.listdir(folder)
 
 
-def test_without_a_finalizer_sigterm_is_what_it_always_was() -> None:
+def test_without_a_finalizer_sigterm_is_what_it_always_was(tmp_path: Path) -> None:
     """It kills at once, and the exit code says so."""
     with fork_pool() as pool:
-        call = pool.apply_async(tasks.sleep, (BOUND,))
-        process = pool._pool[0]
-        while pool.stats().running == 0:
-            pass
-        process.terminate()
+        call = pool.apply_async(begin_and_wait, (str(tmp_path),))
+        tasks.wait_for_file(str(tmp_path / "begun"))
+        pool._pool[0].terminate()
         with pytest.raises(safepool.WorkerLostError, match="SIGTERM") as caught:
             call.get(BOUND)
         assert caught.value.exitcode == -signal.SIGTERM
