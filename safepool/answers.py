@@ -16,6 +16,9 @@ from types import TracebackType
 from typing import Any
 
 from safepool import payload
+from safepool.parcels import Buffers, Packed, wrapped
+
+_SMALL = frozenset({int, float, bool, complex, type(None)})
 
 
 class _NotEncodedError(Exception):
@@ -27,23 +30,33 @@ class _NotEncodedError(Exception):
         self.reason = reason
 
 
-def _dumps(value: Any, *, by_value: bool) -> bytes:
+def _dumps(value: Any, buffers: Buffers | None = None, *, by_value: bool) -> bytes:
     """Pickle a result. By value only what the owner's main module defines and ours does not:
     a lambda as a result is an error in multiprocessing, and programs rely on that."""
     try:
-        return payload.dumps_plain(value)
+        return payload.dumps_plain(value, buffers)
     except Exception as reason:
         # A lambda that came by value may have brought its own copy of a class along.
         is_a_copy = "not the same object as __main__" in str(reason)
         if not is_a_copy and not (by_value and "__main__" in str(reason)):
             raise
-        return payload.dumps_by_value(value)
+        if buffers is not None:
+            buffers.found.clear()
+        return payload.dumps_by_value(value, buffers)
 
 
-def pack(value: Any, *, by_value: bool) -> bytes:
-    """Pickle a result, or raise what stands for it."""
+def pack(value: Any, *, by_value: bool) -> Packed:
+    """Pickle a result, with large buffers beside it, or raise what stands for it."""
+    if type(value) in _SMALL:
+        return pickle.dumps(value, 5)
     try:
-        return _dumps(value, by_value=by_value)
+        buffers = Buffers()
+        data = _dumps(wrapped(value), buffers, by_value=by_value)
+        try:
+            return buffers.packed(data)
+        except OSError:
+            # No memory for it outside of the pickle, or no descriptor.
+            return _dumps(value, by_value=by_value)
     except Exception as reason:
         raise _NotEncodedError(_not_encoded(reason, value), reason) from None
 

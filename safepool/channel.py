@@ -20,6 +20,10 @@ from typing import Protocol
 
 from safepool.core import frames
 from safepool.host import barrier, own
+from safepool.segments import Segment, receive, send_with
+
+Part = bytes | tuple[bytes, Segment]
+"""What is sent: bytes, or bytes whose first one a segment goes with."""
 
 _READ_BYTES = 1 << 18
 _MOST_AT_ONCE = 1 << 24
@@ -80,7 +84,8 @@ class Channel:
         self.init_failed = False
         self.open = True
         self.has_barrier = False
-        self._out: deque[memoryview] = deque()
+        self.segments: deque[Segment] = deque()
+        self._out: deque[tuple[memoryview, Segment | None]] = deque()
         self._decoder = frames.Decoder()
         with contextlib.ExitStack() as undo:
             self.socket, theirs = socket.socketpair()
@@ -101,29 +106,33 @@ class Channel:
             self.sentinel = self.process.sentinel
             undo.pop_all()
 
-    def send(self, parts: list[bytes]) -> bool:
+    def send(self, parts: list[Part]) -> bool:
         """Send frames; False if not everything could be sent yet."""
         small: list[bytes] = []
         for part in parts:
-            if len(part) < _JOIN_SMALLER:
+            if isinstance(part, bytes) and len(part) < _JOIN_SMALLER:
                 small.append(part)
-            else:
-                self._queue(small)
-                small = []
-                self._out.append(memoryview(part))
+                continue
+            self._queue(small)
+            small = []
+            data, segment = (part, None) if isinstance(part, bytes) else part
+            self._out.append((memoryview(data), segment))
         self._queue(small)
         return self.flush()
 
     def _queue(self, small: list[bytes]) -> None:
         if small:
-            self._out.append(memoryview(b"".join(small)))
+            self._out.append((memoryview(b"".join(small)), None))
 
     def flush(self) -> bool:
         """Send what waits, as far as it goes without waiting; True when nothing is left."""
         while self._out and self.open:
-            data = self._out[0]
+            data, segment = self._out[0]
             try:
-                sent = self.socket.send(data, socket.MSG_NOSIGNAL)
+                if segment is None:
+                    sent = self.socket.send(data, socket.MSG_NOSIGNAL)
+                else:
+                    sent = send_with(self.socket, data, segment)
             except BlockingIOError:
                 return False
             except OSError:
@@ -131,7 +140,7 @@ class Channel:
                 self._out.clear()
                 break
             if sent < len(data):
-                self._out[0] = data[sent:]
+                self._out[0] = data[sent:], None
             else:
                 self._out.popleft()
         return True
@@ -142,7 +151,9 @@ class Channel:
         ``open`` turns False at the end of the stream.
         """
         try:
-            data = self.socket.recv(max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE)))
+            size = max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE))
+            data, segments = receive(self.socket, size)
+            self.segments.extend(segments)
         except BlockingIOError:
             return None
         except OSError:
@@ -198,5 +209,6 @@ class Channel:
         """Close all descriptors; the process must be dead or given up."""
         self.open = False
         self._out.clear()
+        self.segments.clear()
         self.socket.close()
         self._page.close()

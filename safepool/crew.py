@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 from safepool import sender
-from safepool.channel import Channel, WorkerProcess, WorkerSource
+from safepool.channel import Channel, Part, WorkerProcess, WorkerSource
 from safepool.core import frames
 from safepool.core.commands import Lost, Occupant
 from safepool.core.ledger import Ledger
@@ -158,7 +158,7 @@ class Crew:
         if parts and not channel.send(parts):
             self._watch.writable_too(channel.socket.fileno(), wanted=True)
 
-    def _of_calls(self, worker: int, unit: CallGroup) -> list[bytes]:
+    def _of_calls(self, worker: int, unit: CallGroup) -> list[Part]:
         unit.prepare()
         if not unit.items:
             self._ledger.answered(worker, unit)
@@ -255,7 +255,8 @@ class Crew:
         return answers is not None
 
     def _on_answer(self, channel: Channel, frame: frames.Frame) -> None:
-        worker, kind = channel.worker, frame.kind
+        worker, kind = channel.worker, frame.kind & frames.KIND
+        segment = channel.segments.popleft() if frame.kind & frames.PARCEL else None
         if kind == frames.READY:
             channel.has_barrier = bool(frame.job)
             self.vigils.forget(worker)
@@ -272,7 +273,7 @@ class Crew:
         if unit is None:
             return
         if kind == frames.VALUE:
-            self.deliveries.take_values(worker, unit, frame.item, ((frame.body, 1),))
+            self.deliveries.take_values(worker, unit, frame.item, ((frame.body, 1),), segment)
         elif kind == frames.VALUES:
             self.deliveries.take_values(worker, unit, frame.item, frames.records(frame.body))
         elif kind == frames.STOPPED:

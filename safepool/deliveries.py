@@ -16,6 +16,8 @@ from safepool import payload
 from safepool.core.ledger import Ledger
 from safepool.groups import CallGroup, Group, ItemGroup
 from safepool.jobs import Chunk, Job, Jobs, unreadable
+from safepool.parcels import opened
+from safepool.segments import Segment
 
 Travelling = Chunk | Group
 """What the ledger's units are here."""
@@ -38,9 +40,16 @@ class Deliveries:
         return self._jobs.find(unit.job)
 
     def take_values(
-        self, worker: int, unit: Travelling, item: int, bodies: Iterable[tuple[bytes, int]]
+        self,
+        worker: int,
+        unit: Travelling,
+        item: int,
+        bodies: Iterable[tuple[bytes, int]],
+        segment: Segment | None = None,
     ) -> None:
-        """Values from ``item`` of the unit's body on, each with how often it stands there."""
+        """Values from ``item`` of the unit's body on, each with how often it stands there.
+
+        ``segment``: large buffers of the one value."""
         start = unit.done
         place = item - unit.base - start
         values: list[Any] = []
@@ -52,7 +61,10 @@ class Deliveries:
                 continue
             try:
                 # More than one only of what cannot be changed: they may be one object.
-                value = payload.loads(body)
+                if segment is None:
+                    value = payload.loads(body)
+                else:
+                    value = opened(body, segment, private=False)
             except BaseException as error:
                 errors = errors or {}
                 errors[len(values)] = unreadable(error, "a result", "")

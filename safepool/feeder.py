@@ -23,6 +23,7 @@ from safepool.engine import Engine
 from safepool.groups import MOST_SEALED, SCALARS, Pile, is_plain
 from safepool.jobs import Chunk, Job
 from safepool.loop import signals_blocked
+from safepool.parcels import is_large
 from safepool.streams import Stream
 
 
@@ -135,6 +136,9 @@ class _Piler:
         """Pickle an item, and add it to a pile of such; or let it travel alone."""
         place = self._place
         self._place += 1
+        if is_large(item):
+            self._alone(item, place)
+            return
         try:
             data = payload.dumps_item(item, place, by_value=self._by_value)
         except Exception as error:
@@ -143,8 +147,7 @@ class _Piler:
             return
         names_main = not self._by_value and payload.names_main(data)
         if names_main or len(data) > MOST_SEALED:
-            self._pile = Pile(self._job, self._place, sealed=False)
-            _add(self._engine, self._job, (item,), place, by_value=self._by_value, may_split=False)
+            self._alone(item, place)
             return
         pile = self._pile
         if not pile.sealed:
@@ -153,6 +156,10 @@ class _Piler:
         if not pile.is_noticed:
             pile.is_noticed = True
             self._engine.notice(pile)
+
+    def _alone(self, item: Any, place: int) -> None:
+        self._pile = Pile(self._job, self._place, sealed=False)
+        _add(self._engine, self._job, (item,), place, by_value=self._by_value, may_split=False)
 
     def _pile_for(self, *, sealed: bool) -> Pile:
         if self._pile.sealed != sealed:

@@ -25,6 +25,7 @@ from safepool import payload
 from safepool.core import frames
 from safepool.core.commands import Unit
 from safepool.jobs import PLAIN, Chunk, Job, new_number
+from safepool.parcels import Packed
 from safepool.results import Sink
 
 SCALARS = frozenset({int, float, bool, complex, type(None)})
@@ -114,8 +115,10 @@ class Call(Job):
         """Make what travels alone of it. Raises what pickling it raises."""
         self.number = new_number()
         call = (self.function, self.args, self.kwds)
-        body = self.sealed
-        if body is None:
+        body: Packed
+        if self.sealed is not None:
+            body = self.sealed
+        else:
             body = payload.dumps_call(*call, by_value=by_value)
         again = not by_value and payload.names_main(body)
         return Chunk(self, 0, 1, body, call if again else None)

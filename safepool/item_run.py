@@ -17,8 +17,10 @@ from typing import Any, Final, Protocol
 from safepool.answers import pack
 from safepool.copies import Copies
 from safepool.core import frames
+from safepool.parcels import Packed, Parcel
 
 _NOTHING = object()
+_MOST_IN_PAGE = frames.PAGE_BYTES - frames.PAGE_START - 64
 
 _UNCHANGING = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types whose values are as good as a copy."""
@@ -47,7 +49,7 @@ class ItemRun:
         recall: Sequence[int] | memoryview,
         number: int,
         item: int,
-        send: Callable[[int, int, int, bytes], None],
+        send: Callable[[int, int, int, Packed], None],
         copies: Copies,
     ) -> None:
         self._page = page
@@ -102,24 +104,32 @@ class ItemRun:
             interrupts.in_task = False
             self._copies.end_if_one()
 
-    def _add(self, data: bytes) -> None:
+    def _add(self, data: Packed) -> None:
         """Commit one more value, behind those that repeat the one before it."""
+        if isinstance(data, Parcel):
+            self._send_alone(data)
+            return
         repeats = self._repeats[0]
         entry = frames.repeat(repeats) + frames.record(data)
         start = frames.PAGE_START + self._used
         if start + len(entry) > frames.PAGE_BYTES:
+            if len(data) > _MOST_IN_PAGE:
+                self._send_alone(data)
+                return
             self.flush()
             entry = frames.record(data)
             start, repeats = frames.PAGE_START, 0
-            if start + len(entry) > frames.PAGE_BYTES:
-                self._send(frames.VALUES, self._number, self._recorded, entry)
-                self._recorded += 1
-                self._begin_page()
-                return
         self._page[start : start + len(entry)] = entry
         self._used = start + len(entry) - frames.PAGE_START
         frames.commit_page(self._page, self._used)
         self._recorded += repeats + 1
+
+    def _send_alone(self, data: Packed) -> None:
+        """A value that does not fit the page goes to the owner at once."""
+        self.flush()
+        self._send(frames.VALUE, self._number, self._recorded, data)
+        self._recorded += 1
+        self._begin_page()
 
     def flush(self) -> None:
         """Send what there is. The page is emptied after that: the owner drops what it knows."""

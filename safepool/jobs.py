@@ -21,7 +21,9 @@ from safepool.core import frames
 from safepool.core.commands import Unit
 from safepool.core.dealing import ALONE
 from safepool.core.options import TaskOptions
+from safepool.parcels import Packed, Parcel
 from safepool.results import Sink
+from safepool.segments import Segment
 
 PLAIN = TaskOptions()
 """The options of a job that has none."""
@@ -67,30 +69,37 @@ class Chunk(Unit):
     """A call, or some items of a map whose bytes are one pickle, and what came back.
 
     ``base``: the position of its first item in ``body``, of which parts that were cut off
-    have the rest. ``originals``: to pickle it again by value.
+    have the rest. ``segment``: large buffers of the pickle, beside it. ``originals``: to
+    pickle it again by value.
     """
 
-    __slots__ = ("again", "attempts", "base", "body", "errors", "originals", "strikes", "values")
+    __slots__ = (
+        "again", "attempts", "base", "body", "errors", "originals", "segment", "strikes", "values"
+    )  # fmt: skip
 
     def __init__(
         self,
         job: Job,
         first: int,
         size: int,
-        body: bytes,
+        packed: Packed,
         originals: Any,
         *,
         may_split: bool = False,
     ) -> None:
         is_alone = job.options.timeout is not None or job.options.is_alone
-        nbytes = max(ALONE, len(body)) if is_alone else len(body)
+        nbytes = max(ALONE, len(packed)) if is_alone else len(packed)
         super().__init__(job.number, first, size, nbytes, may_split=may_split)
-        self._begin(body, originals)
+        if isinstance(packed, Parcel):
+            self._begin(packed.head, packed.segment, originals)
+        else:
+            self._begin(packed, None, originals)
 
-    def _begin(self, body: bytes, originals: Any) -> None:
+    def _begin(self, body: bytes, segment: Segment | None, originals: Any) -> None:
         self.attempts = self.strikes = 0
         self.base = 0
         self.body = body
+        self.segment = segment
         self.again = 0
         self.originals = originals
         self.values: list[Any] = []
@@ -100,7 +109,7 @@ class Chunk(Unit):
         """Cut it; both parts have all of the bytes."""
         rest = Chunk.__new__(Chunk)
         Unit.__init__(rest, self.job, self.first + at, self.size - at, self.nbytes, may_split=True)
-        rest._begin(self.body, self.originals)
+        rest._begin(self.body, self.segment, self.originals)
         rest.base = self.base + at
         rest.again = self.again
         rest.is_rest = self.is_rest
@@ -123,6 +132,7 @@ class Chunk(Unit):
                 job.body = payload.dumps_by_value(job.function)
                 job.by_value = True
             self.body = payload.dumps_by_value(self.originals)
+            self.segment = None
         except Exception:
             # The worker's own error says better what is wrong.
             return False

@@ -29,6 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from safepool.errors import TaskNotPicklableError
+from safepool.parcels import Buffers, Packed, Parcel, wrapped
 
 _PROTOCOL = 5
 _MAIN = b"__main__"
@@ -43,25 +44,26 @@ _DISPATCH = ChainMap(_REDUCERS, copyreg.dispatch_table)
 loads = pickle.loads
 
 
-def dumps_plain(value: Any) -> bytes:
+def dumps_plain(value: Any, buffers: Buffers | None = None) -> bytes:
     """Pickle with multiprocessing's reducers and nothing else.
 
+    ``buffers``: gets the large buffers, which are not in the pickle then.
     Raises whatever pickle or the object's own methods raise.
     """
     if type(value) in _PLAIN:
         return pickle.dumps(value, _PROTOCOL)
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, _PROTOCOL)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=buffers)
     pickler.dispatch_table = _DISPATCH
     pickler.dump(value)
-    return buffer.getvalue()
+    return file.getvalue()
 
 
-def dumps_by_value(value: Any) -> bytes:
+def dumps_by_value(value: Any, buffers: Buffers | None = None) -> bytes:
     """Pickle so that functions and classes of ``__main__`` go as code, not as names."""
-    buffer = io.BytesIO()
-    _value_pickler()(buffer, _PROTOCOL).dump(value)
-    return buffer.getvalue()
+    file = io.BytesIO()
+    _value_pickler()(file, _PROTOCOL, buffer_callback=buffers).dump(value)
+    return file.getvalue()
 
 
 @functools.cache
@@ -74,28 +76,46 @@ def _value_pickler() -> Any:
     return type("ValuePickler", (cloudpickle.Pickler,), {"dispatch_table": table})
 
 
-def dumps(value: Any, *, by_value: bool = False) -> bytes:
+def dumps_packed(value: Any, *, by_value: bool) -> Packed:
+    """Pickle a task: as ``dumps``, with large buffers beside it."""
+    buffers = Buffers()
+    data = dumps(wrapped(value), by_value=by_value, buffers=buffers)
+    try:
+        return buffers.packed(data)
+    except OSError:
+        # No memory for it outside of the pickle, or no descriptor.
+        return dumps(value, by_value=by_value)
+
+
+def dumps(value: Any, *, by_value: bool = False, buffers: Buffers | None = None) -> bytes:
     """Pickle ``value``, with cloudpickle where pickle cannot.
 
     ``by_value``: the other side does not have this process's main module; see
     :func:`main_is_importable`. Raises the first error when neither can do it.
     """
     try:
-        data = dumps_plain(value)
+        data = dumps_plain(value, buffers)
     except _NOT_PICKLABLE as error:
         try:
-            return dumps_by_value(value)
+            return dumps_by_value(value, _fresh(buffers))
         except Exception:
             # pickle's own words are the ones that users know how to look up.
             raise error from None
     if by_value and _MAIN in data:
-        return dumps_by_value(value)
+        return dumps_by_value(value, _fresh(buffers))
     return data
 
 
-def names_main(data: bytes) -> bool:
+def _fresh(buffers: Buffers | None) -> Buffers | None:
+    """Forget what an attempt that failed has found."""
+    if buffers is not None:
+        buffers.found.clear()
+    return buffers
+
+
+def names_main(data: Packed) -> bool:
     """Tell whether a pickle may need something from ``__main__`` where it is read."""
-    return _MAIN in data
+    return _MAIN in (data.head if isinstance(data, Parcel) else data)
 
 
 def main_is_importable(method: str) -> bool:
@@ -135,11 +155,11 @@ def dumps_function(function: Any, *, by_value: bool) -> bytes:
     return _named(function, "the function", by_value)
 
 
-def dumps_call(function: Any, args: Any, kwds: Mapping[str, Any], *, by_value: bool) -> bytes:
+def dumps_call(function: Any, args: Any, kwds: Mapping[str, Any], *, by_value: bool) -> Packed:
     """Pickle one call; TaskNotPicklableError names the part that cannot go, and why."""
     call = (function, args, kwds)
     try:
-        return dumps(call, by_value=by_value)
+        return dumps_packed(call, by_value=by_value)
     except _NOT_PICKLABLE:
         _named(function, "the function", by_value)
         for position, value in enumerate(args):
@@ -149,10 +169,10 @@ def dumps_call(function: Any, args: Any, kwds: Mapping[str, Any], *, by_value: b
         return _named(call, "the call", by_value)
 
 
-def dumps_items(items: tuple[Any, ...], first: int, *, by_value: bool) -> bytes:
+def dumps_items(items: tuple[Any, ...], first: int, *, by_value: bool) -> Packed:
     """Pickle a chunk of a map; ``first`` is the position of its first item, for messages."""
     try:
-        return dumps(items, by_value=by_value)
+        return dumps_packed(items, by_value=by_value)
     except _NOT_PICKLABLE:
         for position, value in enumerate(items, first):
             _named(value, f"item {position}", by_value)

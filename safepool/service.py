@@ -28,6 +28,8 @@ from safepool.core import frames
 from safepool.entries import UnreadableItemError, for_sealed, run_call
 from safepool.host import barrier
 from safepool.item_run import NEVER, ItemRun
+from safepool.parcels import Packed, Parcel, opened
+from safepool.segments import Segment, receive, send_with
 from safepool.soft_limit import soft_limit
 from safepool.worker_life import WorkerLife
 from safepool.worker_signals import Interrupts, Terminations, WorkerEndedError, reset_signals
@@ -84,19 +86,19 @@ class _Task:
     """A task as it came: the items from ``item`` to before ``end`` are to be run."""
 
     __slots__ = (
-        "body",
-        "by_value",
-        "end",
-        "item",
-        "job",
-        "kind",
-        "number",
-        "sealed",
-        "soft",
+        "body", "by_value", "end", "item", "job", "kind", "number", "sealed", "segment", "soft",
         "splits",
-    )
+    )  # fmt: skip
 
-    def __init__(self, frame: frames.Frame, soft: float | None, *, by_value: bool) -> None:
+    def __init__(
+        self,
+        frame: frames.Frame,
+        segment: Segment | None,
+        soft: float | None,
+        *,
+        by_value: bool,
+    ) -> None:
+        self.segment = segment
         self.soft = soft
         self.number = frame.number
         self.kind = frame.kind & frames.KIND
@@ -107,6 +109,12 @@ class _Task:
         self.item = frame.item
         self.end = frame.end
         self.body = frame.body
+
+    def load(self) -> Any:
+        """Unpickle it. Its large buffers are this worker's own copy: it may be sent again."""
+        if self.segment is None:
+            return payload.loads(self.body)
+        return opened(self.body, self.segment, private=True)
 
 
 class _Service:
@@ -129,6 +137,7 @@ class _Service:
         self._by_value = by_value
         self._decoder = frames.Decoder()
         self._tasks: deque[_Task] = deque()
+        self._segments: deque[Segment] = deque()
         self._is_told_to_leave = False
         self._soft: float | None = None
         self._functions: dict[int, bytes] = {}
@@ -199,8 +208,13 @@ class _Service:
         poll.register(self._conn, 0)
         poll.poll(_AFTER_INTERRUPT * 1000)
 
-    def send(self, kind: int, number: int, item: int, body: bytes) -> None:
+    def send(self, kind: int, number: int, item: int, body: Packed) -> None:
         """Send one frame; waits while the owner is busy."""
+        if isinstance(body, Parcel):
+            head = frames.header(kind | frames.PARCEL, number, 0, item, len(body.head))
+            sent = send_with(self._conn, head, body.segment)
+            self._conn.sendall(head[sent:] + body.head, socket.MSG_NOSIGNAL)
+            return
         head = frames.header(kind, number, 0, item, len(body))
         if len(body) < _READ_BYTES:
             self._conn.sendall(head + body, socket.MSG_NOSIGNAL)
@@ -210,7 +224,9 @@ class _Service:
 
     def _read(self) -> None:
         """Take in what the owner has sent; waits if that is nothing."""
-        data = self._conn.recv(max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE)))
+        size = max(_READ_BYTES, min(self._decoder.missing, _MOST_AT_ONCE))
+        data, segments = receive(self._conn, size)
+        self._segments.extend(segments)
         if not data:
             raise EOFError
         for frame in self._decoder.feed(data):
@@ -229,13 +245,14 @@ class _Service:
                 self._functions.pop(frame.job, None)
                 self._loaded.pop(frame.job, None)
             else:
-                self._tasks.append(_Task(frame, self._soft, by_value=self._by_value))
+                segment = self._segments.popleft() if frame.kind & frames.PARCEL else None
+                self._tasks.append(_Task(frame, segment, self._soft, by_value=self._by_value))
                 self._soft = None
 
     def _do_call(self, task: _Task) -> None:
         """Run one call and answer, whatever it does."""
         try:
-            function, args, kwds = self._user(payload.loads, (task.body,), {})
+            function, args, kwds = self._user(task.load, (), {})
         except BaseException as error:
             self._not_loaded(task, task.item, error)
             return
@@ -319,7 +336,7 @@ class _Service:
             return function
 
     def _load_chunk(self, task: _Task) -> tuple[Any, tuple[Any, ...]]:
-        return self._function(task), payload.loads(task.body)
+        return self._function(task), task.load()
 
     def _load_group(self, task: _Task) -> tuple[Any, list[Any]]:
         items = payload.loads(task.body)

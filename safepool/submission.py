@@ -40,7 +40,9 @@ def submit(
         engine.refuse(sink, error)
         return Job(sink, frames.CALL, func, b"", options)
     names_main = not functions.by_value and payload.names_main(body)
-    if options is PLAIN and len(body) <= MOST_SEALED and not names_main:
+    may_join = options is PLAIN and isinstance(body, bytes) and len(body) <= MOST_SEALED
+    if may_join and not names_main:
+        assert isinstance(body, bytes)
         call = Call(sink, func, args, kwds, body)
         engine.call(call)
         return call

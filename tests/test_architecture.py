@@ -50,6 +50,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.registry.lock", "safepool.registry.place", "safepool.registry.files"),
     ("safepool.registry.look", "safepool.registry.detached", "safepool.registry.forgetting"),
     ("safepool.registry",),
+    ("safepool.host.mapping", "safepool.segments", "safepool.parcels"),
     ("safepool.sweeper", "safepool.payload", "safepool.sparing", "safepool.census"),
     ("safepool.detachment",),
     # What runs in workers, launchers and the sidecar.

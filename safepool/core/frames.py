@@ -71,6 +71,10 @@ SPLITS: Final = 1 << 9
 SEALED: Final = 1 << 10
 """Added to GROUP: each item is a pickle of its own."""
 
+PARCEL: Final = 1 << 11
+"""Added to the kind of a frame whose first byte a descriptor goes with: of a segment that has
+the large buffers of its pickle."""
+
 KIND: Final = (1 << 8) - 1
 """What of a kind remains without these."""
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safepool.copies import Copies
 from safepool.core import frames
 from safepool.item_run import NEVER, ItemRun
+from safepool.parcels import Packed
 
 VALUES = st.one_of(
     st.sampled_from([None, True, "text", 1.5]),
@@ -36,9 +37,11 @@ class Owner:
         self.page = memoryview(bytearray(frames.PAGE_BYTES))
         self.sent: list[tuple[int, bytes]] = []
 
-    def send(self, kind: int, number: int, item: int, body: bytes) -> None:
-        assert (kind, number) == (frames.VALUES, 7)
-        self.sent.append((item, body))
+    def send(self, kind: int, number: int, item: int, body: Packed) -> None:
+        assert number == 7
+        assert kind in (frames.VALUE, frames.VALUES)
+        assert isinstance(body, bytes)
+        self.sent.append((item, body if kind == frames.VALUES else frames.record(body)))
 
     def knows(self, first: int) -> list[Any]:
         """The values from ``first`` on; those in the page may have been sent as well."""
