@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from safepool.cancellation import TaskCancelledError as TaskCancelledError
     from safepool.context import get_context as get_context
+    from safepool.current import current_worker as current_worker
     from safepool.detachment import detached as detached
     from safepool.errors import ForeignPoolError as ForeignPoolError
     from safepool.errors import InitializerError as InitializerError
@@ -53,6 +54,7 @@ _OWN = {
     "SafePoolError": "safepool.errors",
     "TaskNotPicklableError": "safepool.errors",
     "TaskCancelledError": "safepool.cancellation",
+    "current_worker": "safepool.current",
     "MemoryLimitError": "safepool.errors",
     "PoolFullError": "safepool.errors",
     "SoftTimeoutError": "safepool.errors",

@@ -18,8 +18,10 @@ import socket
 from collections import deque
 from typing import Protocol
 
+from safepool import worker_logs
 from safepool.core import frames
 from safepool.host import barrier, own
+from safepool.loop import packet_pair
 from safepool.segments import Segment, receive, send_with
 
 Part = bytes | tuple[bytes, Segment]
@@ -76,8 +78,10 @@ class WorkerSource(Protocol):
 class Channel:
     """The owner's end of one worker."""
 
-    def __init__(self, worker: int, source: WorkerSource) -> None:
+    def __init__(self, worker: int, slot: int, source: WorkerSource, *, has_logs: bool) -> None:
         self.worker = worker
+        self.slot = slot
+        self.logs: socket.socket | None = None
         self.functions: set[int] = set()
         self.stale: list[int] = []
         self.retiring = False
@@ -90,14 +94,22 @@ class Channel:
         with contextlib.ExitStack() as undo:
             self.socket, theirs = socket.socketpair()
             undo.callback(self.socket.close)
-            with theirs:
+            with theirs, contextlib.ExitStack() as held:
                 page_fd = own.unnamed_file("safepool-page")
                 try:
                     size = frames.PAGE_BYTES + frames.LAST_WORDS_BYTES
                     os.ftruncate(page_fd, size)
                     self._page = mmap.mmap(page_fd, size)
                     undo.callback(self._page.close)
-                    socket.send_fds(self.socket, [b"\0"], [page_fd])
+                    with memoryview(self._page) as page:
+                        frames.write_slot(page, slot)
+                    fds = [page_fd]
+                    if has_logs:
+                        self.logs, log_end = packet_pair()
+                        undo.callback(self.logs.close)
+                        held.enter_context(log_end)
+                        fds.append(log_end.fileno())
+                    socket.send_fds(self.socket, [b"\0"], fds)
                 finally:
                     os.close(page_fd)
                 self.socket.setblocking(False)
@@ -189,6 +201,10 @@ class Channel:
         with memoryview(self._page) as page:
             return frames.read_page(page)
 
+    def take_logs(self) -> bool:
+        """Hand the worker's log records to the handlers here; False when there will be no more."""
+        return self.logs is not None and worker_logs.take(self.logs)
+
     def last_words(self) -> str:
         """What the worker has written of a fault that it died of."""
         data = self._page[frames.PAGE_BYTES :].rstrip(b"\0")
@@ -211,4 +227,6 @@ class Channel:
         self._out.clear()
         self.segments.clear()
         self.socket.close()
+        if self.logs is not None:
+            self.logs.close()
         self._page.close()

@@ -20,18 +20,18 @@ from collections.abc import Callable
 from safepool import sender
 from safepool.channel import Channel, Part, WorkerProcess, WorkerSource
 from safepool.core import frames
-from safepool.core.commands import Lost, Occupant
+from safepool.core.commands import Lost
 from safepool.core.ledger import Ledger
 from safepool.deliveries import Deliveries, Travelling
 from safepool.errors import InitializerError, WorkerLostError
 from safepool.groups import CallGroup, Functions, ItemGroup
-from safepool.host import vitals
 from safepool.jobs import PLAIN, Chunk, Job, Jobs, note_unreadable, unpack_error
 from safepool.limits import Limits
 from safepool.losses import Losses, traceback_in
 from safepool.memory_watch import MemoryWatch
+from safepool.picture import picture
 from safepool.resending import Resending
-from safepool.stats import PoolStats, WorkerStats
+from safepool.stats import PoolStats
 from safepool.vigils import Vigils
 from safepool.waiting import Watch
 from safepool.worker_life import WorkerLife
@@ -72,6 +72,8 @@ class Crew:
         self._lost = self._retried = 0
         self._channels: dict[int, Channel] = {}
         self._numbers = itertools.count(1)
+        self._slots: set[int] = set()
+        self._has_logs = life.log_levels is not None
         self._init_error: BaseException | None = None
         self._start_error: BaseException | None = None
         self._losses = Losses()
@@ -82,12 +84,16 @@ class Crew:
     def start(self) -> None:
         """Start one worker; raises what the source raises."""
         worker = next(self._numbers)
-        channel = Channel(worker, self._source)
+        slot = next(slot for slot in itertools.count() if slot not in self._slots)
+        channel = Channel(worker, slot, self._source, has_logs=self._has_logs)
+        self._slots.add(slot)
         self._channels[worker] = channel
         self.processes.append(channel.process)
         self._ledger.started(worker)
         self._watch.add(channel.socket.fileno(), lambda events: self._on_socket(channel, events))
         self._watch.add(channel.sentinel, lambda _events: self._bury(channel))
+        if channel.logs is not None:
+            self._watch.add(channel.logs.fileno(), lambda _events: self._on_logs(channel))
 
     def replace(self) -> None:
         """Start one worker; the ledger counts a failure, and gives up after some."""
@@ -247,12 +253,19 @@ class Crew:
 
     def _read(self, channel: Channel) -> bool:
         """Take in the answers that are there; False when there were none."""
+        if channel.logs is not None:
+            # What a task has logged comes before its result.
+            channel.take_logs()
         answers = channel.read()
         for frame in answers or ():
             self._on_answer(channel, frame)
         if answers and self.memory is not None and self._ledger.first_unit(channel.worker) is None:
             self.memory.check(channel.worker)
         return answers is not None
+
+    def _on_logs(self, channel: Channel) -> None:
+        if not channel.take_logs() and channel.logs is not None:
+            self._watch.remove(channel.logs.fileno())
 
     def _on_answer(self, channel: Channel, frame: frames.Frame) -> None:
         worker, kind = channel.worker, frame.kind & frames.KIND
@@ -296,26 +309,8 @@ class Crew:
 
     def stats(self) -> PoolStats:
         """A picture of this moment."""
-        now = time.monotonic()
-        occupants = self._ledger.occupants()
-        return PoolStats(
-            self._ledger.queued(),
-            sum(one.unit is not None for one in occupants),
-            self.deliveries.done,
-            self.deliveries.failed,
-            self._lost,
-            self._retried,
-            tuple(self._stats_of(one, now) for one in occupants),
-        )
-
-    def _stats_of(self, one: Occupant, now: float) -> WorkerStats:
-        pid = self._channels[one.worker].pid
-        unit = one.unit
-        name = self.name_of(unit) if unit else ""
-        busy = "busy" if unit else "idle"
-        state = "leaving" if one.is_retiring else busy if one.is_ready else "starting"
-        since = now - one.since if unit else None
-        return WorkerStats(pid, state, name, since, vitals.memory(pid))
+        counts = self.deliveries.done, self.deliveries.failed, self._lost, self._retried
+        return picture(self._ledger, counts, self)
 
     # Endings
 
@@ -323,6 +318,8 @@ class Crew:
         """A worker and its tree are gone: take what it left, and say what was lost."""
         self._watch.remove(channel.sentinel)
         self._watch.remove(channel.socket.fileno())
+        if channel.logs is not None:
+            self._watch.remove(channel.logs.fileno())
         while channel.open and self._read(channel):
             pass
         page = channel.page()
@@ -338,6 +335,7 @@ class Crew:
         channel.close()
         self.limits.buried(channel.worker)
         self.vigils.forget(channel.worker)
+        self._slots.discard(channel.slot)
 
     def _charge(self, channel: Channel, lost: Lost[Travelling]) -> None:
         """Put a worker's end down to the item that it ran."""

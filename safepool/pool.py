@@ -75,6 +75,9 @@ class SafePool(Calls):
         inner_threads: threads that OpenMP and BLAS libraries may use within a worker. It sets
             the variables that they read (unless ``env`` does), and limits those that are
             loaded already if threadpoolctl is installed. None: left as it is.
+        log_to_owner: log records of workers go to the handlers of the owner, in the order of
+            each worker and before the results of their tasks, and with the owner's levels of
+            now; workers write none themselves. Handlers run in the pool's thread.
         lazy: start no worker before there is a task for it, and no more than have one.
         idle_timeout: seconds after which a worker that has had nothing to do leaves; the next
             task starts one again. Six hours by default; None: they stay.
@@ -129,6 +132,7 @@ class SafePool(Calls):
         exit_timeout: float | None = None,
         env: Mapping[str, str | None] | None = None,
         inner_threads: int | None = None,
+        log_to_owner: bool = False,
         lazy: bool = False,
         idle_timeout: float | None = IDLE_TIMEOUT,
         max_rss: int | None = None,
@@ -164,6 +168,7 @@ class SafePool(Calls):
             exit_timeout,
             env,
             inner_threads,
+            log_to_owner,
         )
         policy = checked_policy(grace, on_owner_death, strays)
         self._ctx = _safe_context(context)

@@ -20,7 +20,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-from safepool import entries, item_run, last_words, payload
+from safepool import current, entries, item_run, last_words, payload, worker_logs
 from safepool.answers import error_body, pack
 from safepool.bootstrap import rearm
 from safepool.copies import Copies
@@ -51,14 +51,18 @@ def serve(conn: socket.socket, life: WorkerLife, by_value: bool = False) -> None
     interrupts = Interrupts()
     reset_signals(interrupts)
     try:
-        _message, fds, _flags, _address = socket.recv_fds(conn, 1, 1)
-        if not fds:
+        _message, fds, _flags, _address = socket.recv_fds(conn, 1, 2)
+        if len(fds) < 1 + (life.log_levels is not None):
             return
-        (page_fd,) = fds
-        # Received descriptors are not close-on-exec in CPython; it is no task's business.
-        os.set_inheritable(page_fd, False)
+        for fd in fds:
+            # Received descriptors are not close-on-exec in CPython; they are no task's business.
+            os.set_inheritable(fd, False)
+        page_fd = fds[0]
+        if life.log_levels is not None:
+            worker_logs.hand_over(fds[1], life.log_levels)
         page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
         last_words.leave_in(page_fd)
+        current.become(frames.slot_of(page))
         terminations = None if life.finalizer is None else Terminations(interrupts)
         service = _Service(conn, page, interrupts, terminations, by_value=by_value)
         launcher = os.getppid()

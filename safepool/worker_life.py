@@ -15,6 +15,7 @@ from typing import Any
 
 from safepool.core.lineage import MARK_VARIABLE
 from safepool.core.values import dataclass
+from safepool.worker_logs import levels
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -39,6 +40,7 @@ class WorkerLife:
     exit_timeout: float | None = None
     environment: tuple[tuple[str, str | None], ...] = ()
     inner_threads: int | None = None
+    log_levels: tuple[tuple[str, int], ...] | None = None
 
     def begin(self) -> None:
         """In the worker: put the environment on, and call the initializer; raises its error."""
@@ -87,6 +89,7 @@ def checked_life(
     exit_timeout: float | None,
     env: Mapping[str, str | None] | None,
     inner_threads: int | None,
+    log_to_owner: bool,
 ) -> WorkerLife:
     """Return the life that was asked for; a TypeError or ValueError names what is wrong."""
     if finalizer is not None and not callable(finalizer):
@@ -110,6 +113,7 @@ def checked_life(
         exit_timeout,
         tuple(changes),
         inner_threads,
+        levels() if log_to_owner else None,
     )
 
 

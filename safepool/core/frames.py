@@ -80,7 +80,7 @@ KIND: Final = (1 << 8) - 1
 
 _HEADER = struct.Struct("<QQQIII")
 _LENGTH = struct.Struct("<I")
-_PAGE = struct.Struct("=IIQQQ")
+_PAGE = struct.Struct("=IIQQQQ")
 _COMMITTED = struct.Struct("=II")
 _SECONDS = struct.Struct("=d")
 _CELL = struct.Struct("=Q")
@@ -91,7 +91,7 @@ LAST_WORDS_BYTES: Final = 1 << 15
 """Room behind the page, in the same file, for the traceback of a worker that dies of a fault."""
 PAGE_REPEATS: Final = slice(4, 8)
 """Where a page counts how often its last record is repeated: a number of 32 bits."""
-_NUMBER, _ITEM, _RECALL = slice(8, 16), slice(16, 24), slice(24, 32)
+_NUMBER, _ITEM, _RECALL, _SLOT = slice(8, 16), slice(16, 24), slice(24, 32), slice(32, 40)
 MOST_ITEMS: Final = 1 << 31
 """Items of one body: positions have 32 bits."""
 
@@ -213,6 +213,17 @@ def write_page(page: memoryview, number: int, item: int) -> None:
     page[_NUMBER] = _CELL.pack(number)
 
 
+def write_slot(page: memoryview, slot: int) -> None:
+    """The owner, before the worker starts: which number it has among those that live."""
+    page[_SLOT] = _CELL.pack(slot)
+
+
+def slot_of(page: memoryview) -> int:
+    """The worker: its number."""
+    slot: int = _CELL.unpack(bytes(page[_SLOT]))[0]
+    return slot
+
+
 def commit_page(page: memoryview, used: int) -> None:
     """Say that ``used`` bytes of records are complete, and the last is not repeated yet."""
     # One store of eight bytes: a kill leaves the old pair or the new one.
@@ -237,7 +248,7 @@ def page_number(page: memoryview) -> int:
 
 def read_page(page: memoryview) -> Page:
     """What is committed, of a worker that is dead."""
-    used, repeats, number, item, _ = _PAGE.unpack_from(page, 0)
+    used, repeats, number, item, _, _ = _PAGE.unpack_from(page, 0)
     body = bytes(page[PAGE_START : PAGE_START + used]) + repeat(repeats)
     return Page(number, item, body)
 
