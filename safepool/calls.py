@@ -16,6 +16,7 @@ from safepool.core.options import OnWorkerLost, TaskOptions, checked_options
 from safepool.feeder import feed_in_background, fill
 from safepool.jobs import Job
 from safepool.results import AsyncResult, MapResult, Sink
+from safepool.serial import SerialFeed
 from safepool.streams import IMapIterator, IMapUnorderedIterator, Stream
 
 if TYPE_CHECKING:
@@ -229,8 +230,12 @@ class Calls:
             return result
         sink = self._with_bar(result, length)
         result._job = job = Job(sink, kind, func, body, self._options)
-        pool._engine.open(job)
-        fill(pool._engine, job, iterator, chunksize, by_value=pool._by_value)
+        engine = pool._engine
+        engine.open(job)
+        if engine.is_serial:
+            SerialFeed(engine, job, iterator, chunksize).run_all()
+        else:
+            fill(engine, job, iterator, chunksize, by_value=pool._by_value)
         return result
 
     def _stream(
@@ -255,8 +260,12 @@ class Calls:
         total = operator.length_hint(iterable, -1)
         sink = self._with_bar(stream, None if total < 0 else total)
         job = Job(sink, frames.MAP, func, body, self._options)
-        pool._engine.open(job)
-        feed_in_background(pool._engine, job, stream, iterator, chunksize, by_value=pool._by_value)
+        engine = pool._engine
+        engine.open(job)
+        if engine.is_serial:
+            stream.run_some = SerialFeed(engine, job, iterator, chunksize).run_some
+        else:
+            feed_in_background(engine, job, stream, iterator, chunksize, by_value=pool._by_value)
         return stream
 
     def _with_bar(self, sink: Sink, total: int | None) -> Sink:

@@ -64,6 +64,8 @@ class Engine:
     ``source`` takes at most between asking a worker to end and forcing it.
     """
 
+    is_serial = False
+
     def __init__(
         self,
         source: WorkerSource,

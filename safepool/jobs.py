@@ -21,7 +21,7 @@ from safepool.core import frames
 from safepool.core.commands import Unit
 from safepool.core.dealing import ALONE
 from safepool.core.options import TaskOptions
-from safepool.parcels import Packed, Parcel
+from safepool.parcels import Packed, Parcel, opened
 from safepool.results import Sink
 from safepool.segments import Segment
 
@@ -122,6 +122,12 @@ class Chunk(Unit):
             self.errors = {}
         self.errors[item] = error
         self.values.append(None)
+
+    def load(self) -> Any:
+        """What was pickled; for who has no worker."""
+        if self.segment is None:
+            return payload.loads(self.body)
+        return opened(self.body, self.segment, private=True)
 
     def pickle_by_value(self, job: Job) -> bool:
         """Make bytes that need no names of the main module; False if it cannot be done (again)."""

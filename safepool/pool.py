@@ -31,6 +31,7 @@ from safepool.groups import Functions
 from safepool.jobs import PLAIN, Job
 from safepool.layers import Protection
 from safepool.results import Sink, check_owner
+from safepool.serial import SerialEngine
 from safepool.size_settings import IDLE_TIMEOUT, SizeSettings, checked_sizes
 from safepool.stats import PoolStats
 from safepool.submission import submit
@@ -90,6 +91,9 @@ class SafePool(Calls):
         when_full: what ``apply_async`` does when there are as many: "block", it waits until one
             is done (a callback, which would wait for ever, gets PoolFullError); "raise",
             PoolFullError.
+        serial: run tasks in the caller's own thread, one by one, without processes: a debugger
+            or profiler sees them as any other code. Limits do not apply then. None: if the
+            variable SAFEPOOL_SERIAL is set, and is not 0.
         progress: a bar for each map of this pool; see :meth:`options`.
 
     Raises:
@@ -139,6 +143,7 @@ class SafePool(Calls):
         max_queued: int | None = None,
         when_full: WhenFull = "block",
         progress: bool | str = False,
+        serial: bool | None = None,
     ) -> None:
         self._owner = os.getpid()
         wanted = {
@@ -160,22 +165,20 @@ class SafePool(Calls):
         sizes = checked_sizes(processes, maxtasksperchild, lazy, idle_timeout, max_rss)
         self._bound = checked_bound(max_queued, when_full, processes)
         life = checked_life(
-            initializer,
-            initargs,
-            finalizer,
-            finalargs,
-            init_timeout,
-            exit_timeout,
-            env,
-            inner_threads,
-            log_to_owner,
-        )
+            initializer, initargs, finalizer, finalargs, init_timeout, exit_timeout, env,
+            inner_threads, log_to_owner,
+        )  # fmt: skip
         policy = checked_policy(grace, on_owner_death, strays)
         self._ctx = _safe_context(context)
         self._processes = processes
         self._by_value = not payload.main_is_importable(self._ctx.get_start_method())
         self._functions = Functions(by_value=self._by_value)
-        self._begin(sizes, policy, life)
+        if _is_serial(serial):
+            self._engine: Any = SerialEngine(life)
+            self._state = RUN
+            self._engine.start()
+        else:
+            self._begin(sizes, policy, life)
 
     def _begin(self, sizes: SizeSettings, policy: EndPolicy, life: WorkerLife) -> None:
         """Start the workers and the engine."""
@@ -213,7 +216,8 @@ class SafePool(Calls):
         Safe in threads and callbacks. After the pool's end it has the counts alone.
         """
         check_owner(self._owner)
-        return self._engine.stats()
+        picture: PoolStats = self._engine.stats()
+        return picture
 
     def resize(self, processes: int) -> None:
         """Have so many workers from now on: at once where some are missing; where there are too
@@ -228,7 +232,8 @@ class SafePool(Calls):
     @property
     def _pool(self) -> list[Any]:
         """The workers' processes, as multiprocessing has it."""
-        return self._engine.processes
+        processes: list[Any] = self._engine.processes
+        return processes
 
     def _repopulate_pool(self) -> None:
         """Nothing to do: the engine keeps the number of workers up."""
@@ -350,6 +355,14 @@ class SafePool(Calls):
         self._engine.check()
         if self._state != RUN:
             raise PoolClosedError("Pool not running")
+
+
+def _is_serial(serial: Any) -> bool:
+    if serial is None:
+        return os.environ.get("SAFEPOOL_SERIAL", "0") not in ("", "0")
+    if not isinstance(serial, bool):
+        raise TypeError(f"serial must be True, False or None, not {serial!r}")
+    return serial
 
 
 def _safe_context(context: Any) -> Any:

@@ -24,6 +24,8 @@ _MISSING, _NONE = object(), object()
 class Stream:
     """The engine's side of an imap: outcomes in order of input or of arrival.
 
+    ``run_some``: of a serial pool, runs some items and puts them in.
+
     Also the brake of its feeder: what was pulled and not yet consumed is at most
     ``window`` items, which grows up to ``widest`` while results are consumed quickly, until
     the pool is closed (then nobody may be left to consume).
@@ -34,6 +36,7 @@ class Stream:
         self.listener: Callable[[], None] | None = None
         self.room_wanted = False
         self.cancelled = False
+        self.run_some: Callable[[], bool] | None = None
         self._owner = os.getpid()
         self._changed = Bell()
         self._room = Bell()
@@ -195,6 +198,9 @@ class Stream:
             except IndexError:
                 if self._ended and not self.items:
                     raise StopIteration from None
+            if self.run_some is not None:
+                self.run_some()
+                continue
             left = None if until is None else until - time.monotonic()
             if not self._changed.wait_for(self._has_news, left):
                 raise multiprocessing.TimeoutError

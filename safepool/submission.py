@@ -18,10 +18,11 @@ from safepool.engine import Engine
 from safepool.groups import MOST_SEALED, Call, Functions
 from safepool.jobs import PLAIN, Chunk, Job
 from safepool.results import Sink
+from safepool.serial import SerialEngine
 
 
 def submit(
-    engine: Engine,
+    engine: Engine | SerialEngine,
     functions: Functions,
     sink: Sink,
     func: Callable[..., Any],
