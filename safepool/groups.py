@@ -60,7 +60,10 @@ class Functions:
         """Can this call wait, and go in a group's pickle? No keywords is the usual case."""
         if type(args) is not tuple or type(kwds) is not dict or kwds:
             return False
-        return self.are_by_name(function) and is_plain(args)
+        for each in args:
+            if type(each) not in SCALARS and not is_plain(each, 1):
+                return False
+        return len(args) <= _FEW and self.are_by_name(function)
 
     def are_by_name(self, function: Any) -> bool:
         """Can it travel in a group's pickle? Cheap for a function that was asked for before."""
@@ -89,6 +92,12 @@ class Call(Job):
 
     __slots__ = ("args", "kwds", "sealed")
 
+    kind = frames.CALL
+    body = b""
+    by_value = False
+    options = PLAIN
+    submitted_at = 0.0
+
     def __init__(
         self,
         sink: Sink,
@@ -101,12 +110,7 @@ class Call(Job):
         self.number = 0
         self.is_over = False
         self.sink = sink
-        self.kind = frames.CALL
         self.function = function
-        self.body = b""
-        self.by_value = False
-        self.options = PLAIN
-        self.submitted_at = 0.0
         self.args = args
         self.kwds = kwds
         self.sealed = sealed

@@ -275,8 +275,9 @@ class SafePool(Calls):
         options: TaskOptions,
     ) -> Job:
         """Begin one call; its outcome goes to ``sink``."""
-        self._check_running()
-        self._take_place()
+        if self._bound is not None:
+            self._check_running()  # whoever waits, waits for nothing otherwise
+            self._take_place()
         return self._submit_placed(sink, func, args, kwds, options)
 
     def _take_place(self) -> None:
@@ -297,13 +298,13 @@ class SafePool(Calls):
         options: TaskOptions,
     ) -> Job:
         """The same for a call that has its place."""
+        try:
+            self._check_running()
+        except BaseException:
+            self._leave_place()
+            raise
         if self._bound is not None:
-            sink = bounded = BoundedSink(sink, self._bound)
-            try:
-                self._check_running()  # it may have been closed meanwhile
-            except BaseException:
-                bounded.leave()
-                raise
+            sink = BoundedSink(sink, self._bound)
         return submit(self._engine, self._functions, sink, func, args, kwds, options)
 
     def close(self) -> None:

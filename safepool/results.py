@@ -93,6 +93,14 @@ def check_owner(owner: int) -> None:
 class AsyncResult:
     """The result of one call that runs in a worker."""
 
+    # What most results never change is on the class: making one is a good part of a quick call.
+    _callback: _Callback | None = None
+    _error_callback: _Callback | None = None
+    _complete = False
+    _success = True
+    _value: Any = None
+    _job: Any = None
+
     def __init__(
         self,
         pool: Any,
@@ -100,13 +108,10 @@ class AsyncResult:
         error_callback: _Callback | None = None,
     ) -> None:
         self._pool = pool
-        self._owner = os.getpid()
-        self._callback = callback
-        self._error_callback = error_callback
-        self._complete = False
-        self._success = True
-        self._value: Any = None
-        self._job: Any = None
+        if callback is not None:
+            self._callback = callback
+        if error_callback is not None:
+            self._error_callback = error_callback
 
     def ready(self) -> bool:
         """Tell whether the call has ended."""
@@ -120,9 +125,10 @@ class AsyncResult:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the call has ended, for ``timeout`` seconds at most."""
-        if self._complete:
+        pool = self._pool
+        if self._complete or pool is None:
             return
-        check_owner(self._owner)
+        check_owner(pool._owner)
         # setdefault is atomic: all who wait use one bell. It is stored before _complete
         # is read again, and _end writes _complete before it looks for the bell.
         bell: Bell = self.__dict__.setdefault("_bell", Bell())
@@ -153,10 +159,10 @@ class AsyncResult:
         tree, and the result is there when that is gone. Other tasks go on. False as well
         when the call has ended. Safe in threads and callbacks, not for signal handlers.
         """
-        check_owner(self._owner)
         pool, job = self._pool, self._job
         if self._complete or pool is None or job is None:
             return False
+        check_owner(pool._owner)
         return bool(pool._engine.cancel(job, kill=kill))
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -230,11 +236,14 @@ class AsyncResult:
         self._end(False, error)
 
     def _end(self, success: bool, value: Any) -> None:
-        run_callback(self._callback if success else self._error_callback, value)
+        callback = self._callback if success else self._error_callback
+        if callback is not None:
+            run_callback(callback, value)
         self._success = success
         self._value = value
-        self._callback = self._error_callback = self._pool = self._job = None
         self._complete = True
+        # After that: who waits takes a result without a pool for one that is complete.
+        self._callback = self._error_callback = self._pool = self._job = None
         bell: Bell | None = self.__dict__.get("_bell")
         if bell is not None:
             bell.ring()
