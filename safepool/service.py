@@ -20,7 +20,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any
 
-from safepool import current, entries, item_run, last_words, payload, worker_logs
+from safepool import current, entries, item_run, last_words, payload
 from safepool.answers import error_body, pack
 from safepool.bootstrap import rearm
 from safepool.copies import Copies
@@ -59,6 +59,8 @@ def serve(conn: socket.socket, life: WorkerLife, by_value: bool = False) -> None
             os.set_inheritable(fd, False)
         page_fd = fds[0]
         if life.log_levels is not None:
+            from safepool import worker_logs
+
             worker_logs.hand_over(fds[1], life.log_levels)
         page = memoryview(mmap.mmap(page_fd, frames.PAGE_BYTES))
         last_words.leave_in(page_fd)

@@ -15,7 +15,6 @@ from typing import Any
 
 from safepool.core.lineage import MARK_VARIABLE
 from safepool.core.values import dataclass
-from safepool.worker_logs import levels
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -104,6 +103,11 @@ def checked_life(
             raise ValueError(f"inner_threads must be at least 1, not {inner_threads}")
         named = {name for name, _ in changes}
         changes += [(name, str(inner_threads)) for name in THREAD_VARIABLES if name not in named]
+    log_levels = None
+    if log_to_owner:
+        from safepool.worker_logs import levels
+
+        log_levels = levels()
     return WorkerLife(
         initializer,
         tuple(initargs),
@@ -113,7 +117,7 @@ def checked_life(
         exit_timeout,
         tuple(changes),
         inner_threads,
-        levels() if log_to_owner else None,
+        log_levels,
     )
 
 

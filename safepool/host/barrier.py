@@ -12,7 +12,7 @@ Called by: the task loop (registers), channels (barrier).
 
 from __future__ import annotations
 
-import platform
+import os
 import select
 import sys
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _PAUSE_MS = 1
 @cache
 def _membarrier() -> Callable[[int], bool]:
     """Return membarrier(command), which tells whether the system has done it."""
-    number = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
+    number = _NUMBERS.get(os.uname().machine) if sys.platform == "linux" else None
     if number is None:
         return lambda _command: False
     import ctypes
