@@ -8,13 +8,14 @@ stranger. So such stretches hold the gate, and every fork of this process waits 
 Also here: what stands in for standard descriptors that the program was born without, so
 that none of ours gets the number 0, 1 or 2.
 
-Called by: the run, the launcher links.
+Called by: the run (which also forks by ``fork``), the launcher links.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import warnings
 
 _GATE_TIMEOUT = 2.0
 
@@ -78,3 +79,18 @@ def occupy_stdio() -> None:
         if fd > 2:
             os.close(fd)
             return
+
+
+def fork() -> int:
+    """Fork without the warning about threads when all other threads are safepool's own.
+
+    CPython 3.12 warns about every other thread. Ours are known to hold no lock that
+    a launcher needs; the user's are worth the warning.
+    """
+    me = threading.current_thread()
+    others = [t for t in threading.enumerate() if t is not me and not t.name.startswith("safepool")]
+    if others:
+        return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()

@@ -26,14 +26,13 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import NoReturn
 
-from safepool import in_flight, launcher_start, loop, registry, run_container
+from safepool import at_exit, in_flight, launcher_start, loop, registry, run_container
 from safepool.bootstrap import (
     Parentage,
     StartRequest,
@@ -107,7 +106,7 @@ class Run:
         self._lock = threading.Lock()
         self._shared: dict[tuple[str, EndPolicy], LauncherLink] = {}
         self._is_over = False
-        self.finalizer = util.Finalize(None, self.shutdown, exitpriority=-100)
+        at_exit.register(_shut_down)
 
     def _write_record(self, host: Host) -> tuple[registry.RunFiles, CgroupName]:
         here = registry.here(host)
@@ -220,7 +219,7 @@ class Run:
             # A pool's worker takes no Ctrl-C before its task loop has said what that means.
             mask = old_mask if config.one_shot else old_mask | {signal.SIGINT}
             with self.monitor.quiet():
-                pid = _fork()
+                pid = in_flight.fork()
                 if pid == 0:
                     # Here, not further out: the child must not leave any block of the owner's.
                     loop.end_with(
@@ -300,7 +299,6 @@ class Run:
         """In a forked child: let go of all that is the owner's, and touch nothing."""
         self.monitor.forget()
         self.tracker.forget()
-        self.finalizer.cancel()
         self.files.close()
         self.reports.close()
         self.reporters.close()
@@ -333,6 +331,14 @@ def current() -> Run:
         return _current
 
 
+def _shut_down() -> None:
+    if _current is not None:
+        _current.shutdown()
+
+
+at_exit.register(_shut_down)
+
+
 def _forget_in_child() -> None:
     global _current, _is_making, _lock
     _lock = threading.RLock()
@@ -355,21 +361,6 @@ def _cwd() -> str:
         return os.getcwd()
     except OSError:
         return ""  # the folder was removed; the record is for people
-
-
-def _fork() -> int:
-    """Fork without the warning about threads when all other threads are safepool's own.
-
-    CPython 3.12 warns about every other thread. Ours are known to hold no lock that
-    a launcher needs; the user's are worth the warning.
-    """
-    me = threading.current_thread()
-    others = [t for t in threading.enumerate() if t is not me and not t.name.startswith("safepool")]
-    if others:
-        return os.fork()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
 
 
 def _be_launcher(

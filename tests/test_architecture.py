@@ -69,6 +69,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("safepool.launcher_start",),
     ("safepool.sidecar",),
     # The owner's side of a run.
+    ("safepool.at_exit",),
     ("safepool.latch", "safepool.layers", "safepool.run_container"),
     ("safepool.launcher_link", "safepool.tracker", "safepool.voice"),
     ("safepool.sidecar_link", "safepool.sidecar_keeper"),

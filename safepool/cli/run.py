@@ -81,7 +81,7 @@ def run_command(command: list[str], grace: float) -> int:
     if link.is_lost:
         owner.wait_until_swept(link)
     owner.monitor.release(link)
-    owner.finalizer()
+    owner.shutdown()
     logging.shutdown()
     if code < 0:
         own_signals.end_by(-code)

@@ -26,6 +26,7 @@ from safepool.errors import (
 )
 from safepool.pool import SafePool
 from tests.kit import truth
+from tests.kit.jail import Jail
 from tests.pool import tasks
 from tests.pool.standin import StandinContext
 
@@ -411,3 +412,25 @@ def no_thread_is_left() -> Iterator[None]:
     """Engines and feeders end with their pools."""
     yield
     truth.until(lambda: not engine_threads(), "a thread is left", 10)
+
+
+def test_a_first_pool_leaves_the_finalizers_as_they_were(jail: Jail) -> None:
+    """Of multiprocessing: what a run needs at the exit was registered with its import."""
+    owner = jail.script(
+        """
+        from multiprocessing import util
+        from safepool import SafePool, SafeProcess
+
+        if __name__ == "__main__":
+            before = set(util._finalizer_registry)
+            with SafePool(1) as pool:
+                pool.apply(abs, (-1,))
+            process = SafeProcess(target=abs, args=(-1,))
+            process.start()
+            process.join()
+            del pool, process
+            say("new", str(len(set(util._finalizer_registry) - before)))
+        """
+    )
+    assert jail.hear("new")[0].text == "0"
+    assert owner.wait() == 0
