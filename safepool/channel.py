@@ -68,6 +68,9 @@ class WorkerSource(Protocol):
     def start(self, conn: socket.socket) -> WorkerProcess:
         """Start a process that runs ``service.serve`` with its copy of ``conn``."""
 
+    def check(self) -> None:
+        """Raise if what it has started must not be given anything to do any more."""
+
     def retiring(self, process: WorkerProcess) -> None:
         """A process is about to be told to leave, since its work is done."""
 

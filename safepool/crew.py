@@ -286,7 +286,7 @@ class Crew:
         if unit is None:
             return
         if kind == frames.VALUE:
-            self.deliveries.take_values(worker, unit, frame.item, ((frame.body, 1),), segment)
+            self.deliveries.take_value(worker, unit, frame.item, frame.body, segment)
         elif kind == frames.VALUES:
             self.deliveries.take_values(worker, unit, frame.item, frames.records(frame.body))
         elif kind == frames.STOPPED:

@@ -39,17 +39,23 @@ class Deliveries:
             return None if call.is_over else call
         return self._jobs.find(unit.job)
 
-    def take_values(
-        self,
-        worker: int,
-        unit: Travelling,
-        item: int,
-        bodies: Iterable[tuple[bytes, int]],
-        segment: Segment | None = None,
+    def take_value(
+        self, worker: int, unit: Travelling, item: int, body: bytes, segment: Segment | None
     ) -> None:
-        """Values from ``item`` of the unit's body on, each with how often it stands there.
+        """One value, with a segment that has its large buffers."""
+        if item - unit.base != unit.done:
+            return
+        value, errors = None, None
+        try:
+            value = _loaded(body, segment)
+        except BaseException as error:
+            errors = {0: unreadable(error, "a result", "")}
+        self._advance(worker, unit, [value], errors)
 
-        ``segment``: large buffers of the one value."""
+    def take_values(
+        self, worker: int, unit: Travelling, item: int, bodies: Iterable[tuple[bytes, int]]
+    ) -> None:
+        """Values from ``item`` of the unit's body on, each with how often it stands there."""
         start = unit.done
         place = item - unit.base - start
         values: list[Any] = []
@@ -61,10 +67,7 @@ class Deliveries:
                 continue
             try:
                 # More than one only of what cannot be changed: they may be one object.
-                if segment is None:
-                    value = payload.loads(body)
-                else:
-                    value = opened(body, segment, private=False)
+                value = payload.loads(body)
             except BaseException as error:
                 errors = errors or {}
                 errors[len(values)] = unreadable(error, "a result", "")
@@ -153,3 +156,7 @@ class Deliveries:
                     call.sink.put(0, 1, [None], {0: errors[place]})
                 else:
                     call.sink.put(0, 1, values[place : place + 1], None)
+
+
+def _loaded(body: bytes, segment: Segment | None) -> Any:
+    return payload.loads(body) if segment is None else opened(body, segment, private=False)

@@ -75,6 +75,7 @@ class Engine:
         life: WorkerLife,
     ) -> None:
         self.broken: BaseException | None = None
+        self._source = source
         self._staff = sizes.staff()
         self._patience = grace + DEFAULT_KILL_TIMEOUT + _SLACK
         self._inbox = Inbox()
@@ -223,9 +224,10 @@ class Engine:
             self._thread.join(_SLACK)
 
     def check(self) -> None:
-        """Raise the error that broke the pool, if one did."""
+        """Raise the error that broke the pool, if one did, or what its source has to say."""
         if self.broken is not None:
             raise fresh(self.broken)
+        self._source.check()
 
     def _post(self, handler: Callable[..., None], *arguments: Any) -> None:
         if not self._inbox.put(handler, *arguments):

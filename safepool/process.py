@@ -306,6 +306,10 @@ class SpawnSafeProcess(SafeBase):
 
     _start_method = "spawn"
 
+    # What the main module has made when it was imported is this process's own, to be
+    # finalized at its end (https://github.com/python/cpython/issues/90549).
+    _after_fork = staticmethod(mp_context.SpawnProcess._after_fork)  # type: ignore[attr-defined]
+
     @staticmethod
     def _Popen(process: SafeBase) -> SafePopen:  # noqa: N802 - multiprocessing's name
         return SpawnSafePopen(process)

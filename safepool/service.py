@@ -295,6 +295,9 @@ class _Service:
             # Whatever it was (a name, Ctrl-C): the owner sends them again, each alone.
             self._fail(frames.BY_VALUE, task.item, task, error)
             return
+        if len(items) == 1:
+            self._do_one(task, function, (items[0],), {})
+            return
         run = self._item_run(task)
         while run.item < task.end:
             rest = items[run.item - task.item :]
@@ -302,10 +305,7 @@ class _Service:
                 run.run(function, rest, self._interrupts, star=False, by_value=task.by_value)
             except BaseException as error:
                 run.flush()
-                kind = frames.ERROR
-                if isinstance(error, UnreadableItemError):
-                    kind, error = frames.UNREADABLE, error.reason
-                self._fail(kind, run.item, task, error)
+                self._fail(frames.ERROR, run.item, task, error)
                 run.skip()
             else:
                 break
@@ -369,5 +369,7 @@ class _Service:
     def _fail(self, kind: int, item: int, task: _Task, error: BaseException) -> None:
         if isinstance(error, WorkerEndedError):
             raise error  # who asked for it knows what the task's end means
+        if isinstance(error, UnreadableItemError):
+            kind, error = frames.UNREADABLE, error.reason
         body = error_body(error, by_value=task.by_value, hidden=OURS)
         self.send(kind, task.number, item, body)

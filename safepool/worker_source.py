@@ -106,6 +106,10 @@ class WorkerSource:
                 return process
         raise AssertionError("the last attempt returns or raises")
 
+    def check(self) -> None:
+        """Raise ProtectionError once it is known that workers run without protection."""
+        self._run.check()
+
     def retiring(self, process: Any) -> None:
         """Before a worker is told to leave: its strays may be spared, and no others.
 

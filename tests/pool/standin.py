@@ -34,6 +34,9 @@ class StandinSource:
         self.started.append(process)
         return process
 
+    def check(self) -> None:
+        """Nothing to say: nobody's workers are protected here."""
+
     def retiring(self, process: Any) -> None:
         """Nothing to do: nobody's descendants are ended here."""
 
