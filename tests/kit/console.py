@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.kit import villains
+from tests.kit import truth, villains
 from tests.kit.truth import PATIENCE
 
 if TYPE_CHECKING:
@@ -135,6 +135,11 @@ class Program:
     def map(self) -> str:
         """Use the pool."""
         return str(self._pool.map(abs, range(-10, 0)))
+
+    def watched(self) -> str:
+        """Wait until the sidecar has said that it watches."""
+        truth.until(lambda: self._pool.protection.sidecar, "no sidecar watches", 20)
+        return ""
 
     def renew(self) -> str:
         """Close the pool and make another one."""
