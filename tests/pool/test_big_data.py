@@ -126,7 +126,8 @@ def test_arrays_keep_no_descriptors(pool: SafePool) -> None:
     with_them = _mapped()
     assert with_them >= 60 * MB
     del kept
-    assert _mapped() <= with_them - 59 * MB
+    # The pool's thread may be about to let go of the last ones.
+    truth.until(lambda: _mapped() <= with_them - 60 * MB, "their memory is not given back")
 
 
 def _mapped() -> int:
